@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 
 import msgspec
 
@@ -24,6 +23,7 @@ from codegen.compiled.recipe import (
     options_of,
     plan_compiled,
 )
+from codegen.compilers import hipcc
 from codegen.compilers.compiler import Compiler
 from codegen.context import Context, Part
 from codegen.errors import RequestError, nearest
@@ -86,7 +86,7 @@ def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Reci
         *flags,
     )
     defines = tuple(f"-D{name}" for name in options.define)
-    effects = inspect((*flags, *defines, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")))
+    effects = inspect((*flags, *defines, *hipcc.flags_in(compiler.environment, hipcc.COMPILE_FLAGS)))
     if options.map_paths:
         effects = msgspec.structs.replace(effects, path_sensitive=False)
     relocatable = options.rdc or any(context.parts[name].device_link for name in target.deps if name in context.parts)
@@ -118,19 +118,19 @@ def hip_recipe(context: Context, target: Target, options: Options) -> tuple[Reci
             *options.link_flags,
         ),
         link_tail=tuple(f"-l{name}" for name in options.libraries),
-        link_effects=inspect((*options.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND"))),
+        link_effects=inspect((*options.link_flags, *hipcc.flags_in(compiler.environment, "HIPCC_LINK_FLAGS_APPEND"))),
         whole_archive=(("-Wl,--whole-archive",), ("-Wl,--no-whole-archive",)),
         soname=lambda name: (f"-Wl,-soname,{name}",),
         runpath=lambda folder: (f"-Wl,-rpath,{folder}",),
         per_source=unit,
         search=include_folders(
             options.include,
-            (*flags, *_environment_flags(compiler, "HIPCC_COMPILE_FLAGS_APPEND")),
+            (*flags, *hipcc.flags_in(compiler.environment, hipcc.COMPILE_FLAGS)),
             dict(compiler.tool.roots),
             compiler.environment,
         ),
         library_search=library_folders(
-            (*options.link_flags, *_environment_flags(compiler, "HIPCC_LINK_FLAGS_APPEND")),
+            (*options.link_flags, *hipcc.flags_in(compiler.environment, "HIPCC_LINK_FLAGS_APPEND")),
             compiler.environment,
             dict(compiler.tool.roots),
         ),
@@ -210,10 +210,3 @@ def _path_maps() -> tuple[Argument, ...]:
         Ref(place=Place.ROOT, name="project", prefix="-ffile-prefix-map=", suffix="=."),
         "-fdebug-compilation-dir=.",
     )
-
-
-def _environment_flags(compiler: Compiler, name: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(dict(compiler.environment).get(name, "")))
-    except ValueError as error:
-        raise RequestError("bad-variable", f"{name} cannot be read: {error}", next_step="close its quotes") from error

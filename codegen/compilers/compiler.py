@@ -229,6 +229,7 @@ def describe_hipcc(
     root = os.path.dirname(os.path.dirname(path))
     heading = (answers[0].stderr + answers[0].stdout).splitlines()
     version = next((line.strip() for line in heading if "clang version" in line), "")
+    flags = (*flags, *hipcc.flags_in(environment, hipcc.COMPILE_FLAGS))
     search = dict.fromkeys(folder for command in passes for folder in hipcc.own_search(command, flags))
     return Compiler(
         tool=Tool(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from codegen.compilers.closure import Environment, script_files
+from codegen.errors import RequestError
 from codegen.plan import Answer, Probe
 
 _QUOTED = re.compile(r' "((?:[^"\\]|\\.)*)"')
@@ -24,6 +25,9 @@ _SAME_PARTS = re.compile(
 """Flags that change neither the programs hipcc calls nor the headers and libraries that these find by default."""
 _ISA = re.compile(r"oclc_isa_version_([0-9a-f]+)(?:\.amdgcn)?\.bc")
 """A device library for one architecture."""
+_FOLDERS = ("-I", "-isystem", "-iquote", "-idirafter")
+COMPILE_FLAGS = "HIPCC_COMPILE_FLAGS_APPEND"
+"""The variable whose flags hipcc adds to those of a compile."""
 VERSIONS = ("bin/.hipVersion", "lib/.hipInfo", "share/hip/version", "bin/hipvars.pm")
 """The files that say which HIP a ROCm has, below its root."""
 
@@ -93,13 +97,13 @@ def probes(path: str, environment: Environment) -> tuple[Probe, Probe]:
     return compiling, linking
 
 
-def _included(flags: Iterable[str]) -> Iterator[str]:
-    """Yield the values of -I."""
+def _included(flags: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options that name folders of headers, each with its folder."""
     for before, flag in itertools.pairwise(("", *flags)):
-        if before == "-I":
-            yield flag
-        elif flag.startswith("-I") and flag != "-I" and before not in ("-D", "-U"):
-            yield flag[2:]
+        if before in _FOLDERS:
+            yield before, flag
+        elif before not in ("-D", "-U"):
+            yield from ((option, flag.removeprefix(option)) for option in _FOLDERS if flag.startswith(option))
 
 
 def own_search(command: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...]:
@@ -108,8 +112,8 @@ def own_search(command: tuple[str, ...], flags: Iterable[str]) -> tuple[str, ...
     kept = list(command)
     # Remove the last ones: hipcc puts folders from variables before a compile's own.
     for index, (option, value) in reversed([*enumerate(itertools.pairwise(command))]):
-        if option == "-I" and added[value] > 0:
-            added[value] -= 1
+        if added[option, value] > 0:
+            added[option, value] -= 1
             kept[index] = ""
     return clang_search(tuple(kept))
 
@@ -125,6 +129,14 @@ def clang_search(command: tuple[str, ...]) -> tuple[str, ...]:
         elif option.startswith("-I") and option != "-I":
             found.append((0, os.path.normpath(option[2:])))  # CPATH
     return tuple(dict.fromkeys(folder for _, folder in sorted(found, key=lambda pair: pair[0])))
+
+
+def flags_in(environment: Environment, name: str) -> tuple[str, ...]:
+    """Return the flags in a variable that hipcc reads. Raises RequestError if they cannot be read."""
+    try:
+        return tuple(shlex.split(dict(environment).get(name, "")))
+    except ValueError as error:
+        raise RequestError("bad-variable", f"{name} cannot be read: {error}", next_step="close its quotes") from error
 
 
 def for_amd(environment: Environment) -> Environment:

@@ -159,6 +159,33 @@ def test_a_header_that_appears_beside_one_of_a_folder_that_a_variable_names(
         check(project, f"{compiler} -Ilast -c include/sub/a.cc", *states, **{variable: folders})
 
 
+@pytest.mark.hip
+@pytest.mark.parametrize("flag", ["-I include", "-I@/include", "-isystem ./include/"], ids=["named", "whole", "system"])
+def test_a_header_that_appears_beside_one_of_a_folder_that_hipccs_flags_name(
+    project: ForeignProject, flag: str
+) -> None:
+    project.write("a.cpp", f"#include <sub/h.h>\n__attribute__((global)) void k(int *p) {{ *p = V + {len(flag)}; }}\n")
+    project.write("include/sub/h.h", '#include "v.h"\n')
+    project.write("include/v.h", "#define V 2\n")
+    first = project.write("include/sub/v.h", "")
+    states = (lambda: first.unlink(missing_ok=True), lambda: first.write_text("#define V 1\n"))
+    flags = flag.replace("@", str(project.folder))
+    command = "hipcc --genco --offload-arch=gfx90a -nogpuinc -x hip a.cpp"
+    check(project, command, *states, HIP_PLATFORM="amd", HIPCC_COMPILE_FLAGS_APPEND=flags)
+
+
+@pytest.mark.hip
+def test_the_depfile_lists_headers_of_a_folder_that_hipccs_flags_name(project: ForeignProject) -> None:
+    project.write("a.cpp", "#include <h.h>\n__attribute__((global)) void listed(int *);\n")
+    project.write("include/h.h", "")
+    for flag, is_listed in (("-Iinclude", True), ("-isystem include", False)):
+        variables = {"HIP_PLATFORM": "amd", "HIPCC_COMPILE_FLAGS_APPEND": flag}
+        for environ in (project.plain, project.environ):
+            command = "hipcc --genco --offload-arch=gfx90a -nogpuinc -x hip -MMD -MF a.d a.cpp -o a.o"
+            assert project.call(*command.split(), environ={**environ, **variables}).returncode == 0
+            assert ("include/h.h" in (project.folder / "a.d").read_text()) == is_listed
+
+
 @pytest.mark.parametrize("target", ["made/y.h", "made/new/y.h", "made/link"])
 def test_a_file_that_appears_at_the_end_of_a_link(project: ForeignProject, target: str) -> None:
     number = len(target)

@@ -10,6 +10,7 @@ import pytest
 
 from codegen.compilers import clang_cuda
 from codegen.compilers.command_parser import Makes, PassThrough, Reason
+from codegen.compilers.hipcc import own_search
 from codegen.foreign.command_line import parse
 from codegen.plan import Answer, Knowledge, ProbesNeeded
 from tests.support.foreign_project import ForeignProject
@@ -47,6 +48,13 @@ def test_the_toolkits_parts_are_those_that_clang_names() -> None:
     other.learn(probe, Answer(status=0, stdout="", stderr="clang: warning: argument unused\n"))
     with pytest.raises(PassThrough):
         clang_cuda.describe(other, "/llvm/bin/clang++", FLAGS, environment)
+
+
+@pytest.mark.parametrize("option", ["-I", "-isystem", "-iquote", "-idirafter"])
+def test_folders_that_a_command_names_are_not_clangs_own(option: str) -> None:
+    command = ("-cc1", option, "/own", option, "./mine/", "-internal-isystem", "/llvm/include")
+    for flags in ((option, "./mine/"), (f"{option}./mine/",)):
+        assert set(own_search(command, flags)) == {"/own", "/llvm/include"}
 
 
 @pytest.mark.parametrize(
