@@ -67,7 +67,7 @@ class Delivery:
             if path and reach_of(os.path.join(self.folder, path), known) is not Reach.EVERYONE:
                 raise PassThrough(Reason.NO_FILE, path)
         depfile = self.compile.depfile
-        if depfile and not depfile.is_output:
+        if depfile and depfile.path and not depfile.is_output:
             made, listed = map(os.path.normpath, (self.compile.output, depfile.path))
             if made == listed:
                 raise PassThrough(Reason.OUTPUT, f"{made} is the depfile")  # the tool decides which is left

@@ -425,14 +425,12 @@ def test_a_compilers_parts_are_the_same_with_whatever_flags_it_was_asked(
 
 @pytest.mark.hip
 @pytest.mark.parametrize("flags", [("-Iinc",), ("-I", "more", "-Imore", "-Iinc"), ("-D", "-I", "-UX"), ("-I-",)])
-def test_folders_that_a_variable_adds_keep_their_order_where_a_compile_adds_them_too(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_folders_that_a_variable_adds_are_none_of_the_compilers_own(tmp_path: Path, flags: tuple[str, ...]) -> None:
     environment = {"HIP_PLATFORM": "amd", "HIPCC_COMPILE_FLAGS_APPEND": "-Iinc -Imore"}
     hipcc = shutil.which("hipcc") or ""
     plain, _, _ = described_as_called(tmp_path, hipcc, environment, ())
     described, _, _ = described_as_called(tmp_path, hipcc, environment, flags)
-    assert plain.tool.search[:2] == ("inc", "more")
+    assert {"inc", "more"}.isdisjoint(plain.tool.search)
     assert described.tool == plain.tool
 
 
