@@ -44,6 +44,10 @@ class Fact(NamedTuple):
     bare: str = ""
     """Digests of its two bare forms (`native.bare_text`), in hexadecimal; empty where it has none."""
 
+    def has(self, trait: Traits) -> bool:
+        """Whether the text has a trait. Most headers have none, and Python's flags are slow."""
+        return self.traits is not Traits.NONE and bool(self.traits & trait)
+
 
 DigestRow = tuple[int, int, int, int, int, bytes, int, bytes]
 """device, inode, size, mtime_ns, ctime_ns, digest (32 bytes), traits, digests of the bare forms (64 bytes or none)."""

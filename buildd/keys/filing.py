@@ -78,7 +78,7 @@ def read_apart(lookup: Lookup, read: Iterable[str], looked: dict[str, os.stat_re
     )
     for path in names:
         fact = None if snapshot.is_produced(path) else snapshot.fact(path)
-        if fact is not None and fact.traits is not Traits.NONE and Traits.PROCESS in fact.traits:
+        if fact is not None and fact.has(Traits.PROCESS):
             return Apart(path, Reach.CALLER)
     return None
 

@@ -136,8 +136,7 @@ class Surveyor:
     def _recalled(self, used: tuple[str, ...], beside: tuple[str, ...], asking: tuple[str, ...]) -> Surroundings:
         """The survey that another request made, if it is still valid; otherwise a new one."""
         facts = ((path, self._snapshot.fact(path)) for path in dict.fromkeys((*used, *asking)))
-        told = ((path, fact) for path, fact in facts if fact and fact.traits is not Traits.NONE)
-        asks = [f"{path}\0{fact.digest}" for path, fact in told if Traits.HAS_INCLUDE in fact.traits]
+        asks = [f"{path}\0{fact.digest}" for path, fact in facts if fact and fact.has(Traits.HAS_INCLUDE)]
         text = "\0\0".join(("\0".join(used), "\0".join(beside), "\0".join(asks)))
         name = blake3(text.encode(errors="surrogateescape")).digest()
         known = self._memory.get_whole(self._kind, name, self._snapshot)
@@ -177,7 +176,7 @@ class Surveyor:
         # The source itself asks too, and clang does not list it.
         for path in dict.fromkeys((*used, *asking)):
             fact = snapshot.fact(path)
-            if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
+            if fact is not None and fact.has(Traits.HAS_INCLUDE):
                 answer = self._asked.get((path, fact.digest))
                 if answer is None:
                     answer = self._memory.get(self._kind, (path, fact.digest), snapshot, self._changed)

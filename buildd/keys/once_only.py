@@ -75,8 +75,7 @@ def skipped(
     installed = installed_folders(tool)
     own = {path: fact for path, fact in facts.items() if not path.startswith(installed)}
     imports = any(Traits.IMPORT in fact.traits for fact in own.values())
-    told = facts if imports else {path: fact for path, fact in facts.items() if fact.traits is not Traits.NONE}
-    once = {path: fact for path, fact in told.items() if imports or Traits.ONCE in fact.traits}
+    once = {path: fact for path, fact in facts.items() if imports or fact.has(Traits.ONCE)}
     if not once and not precompiled:
         return []
     digests = {fact.digest for fact in once.values()}

@@ -240,7 +240,7 @@ class AnswerPublisher:
         words.update(build.inputs.lookup.precompiled_of(action).names())
         for path in (*part.used, *action.inputs):
             fact = snapshot.fact(path)
-            if fact is not None and fact.traits is not Traits.NONE and Traits.HAS_INCLUDE in fact.traits:
+            if fact is not None and fact.has(Traits.HAS_INCLUDE):
                 words.update(self._asked_words(snapshot.absolute(path), fact.digest))
         tool, folders = build.tool(action), build.inputs.lookup.folders
         own = [each for each in folders if not _is_system(snapshot, _folder(snapshot, each), tool)]

@@ -115,11 +115,16 @@ static int is_told(const char *name, const struct call *call)
 	       (is_builder(name) && is_on(value_of(call->environment, "BUILDD_JOBSERVER")));
 }
 
+/* The name of the tool that a program of this name is. */
+static const char *known_as(const char *name)
+{
+	return strcmp(name, ".nvcc-wrapped") == 0 ? "nvcc" : name; /* nixpkgs' makeWrapper */
+}
+
 /* Whether a call is one of a program that runs under the shim. */
 static int is_for_shim(const struct call *call)
 {
-	const char *name = base_of(call->path);
-	const char *known = strcmp(name, ".nvcc-wrapped") == 0 ? "nvcc" : name; /* nixpkgs' makeWrapper */
+	const char *name = base_of(call->path), *known = known_as(name);
 	const char *called;
 
 	if (!call->arguments || !call->arguments[0] || name == call->path)
@@ -227,7 +232,7 @@ static void take_own_place(char *const arguments[])
 	const char *path = (const char *)getauxval(AT_EXECFN);
 	struct call call = { path, arguments, environ };
 
-	if (!path || !(is_compiler(base_of(path)) || strcmp(base_of(path), ".nvcc-wrapped") == 0) || is_wrapper())
+	if (!path || !is_compiler(known_as(base_of(path))) || is_wrapper())
 		return;
 	PREPARE(&call);
 	if (call.path != path)
