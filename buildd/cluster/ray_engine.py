@@ -30,7 +30,9 @@ LOOK_S = 0.5
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 AVOIDED_S = 60.0
-"""A node that has other files gets no job for this long."""
+"""A node that has other files, or that fails, gets no job for this long."""
+MOST_FAILURES = 3
+"""After so many jobs in a row that failed on a node, the node itself may be what fails: its disk is full."""
 
 
 class RayEngine:
@@ -54,6 +56,8 @@ class RayEngine:
         self._nodes: dict[str, wire.ClusterNode] = {}
         self._avoided: dict[str, float] = {}
         """Id of a node -> until when it gets nothing (monotonic, s)."""
+        self._failures: Counter[str] = Counter()
+        """Id of a node -> how many of its last jobs failed."""
         self._tools: dict[int, RemoteTool] = {}
         self._beside = 0
         """How many of them are a second start."""
@@ -263,6 +267,7 @@ class RayEngine:
         if tool.found is not None:
             self.done += 1
             self._breaker.succeeded()
+            self._judge(tool, tool.found.status)
         elif tool.lacks is not None:
             self._breaker.succeeded()
         elif tool.unfit:
@@ -277,6 +282,16 @@ class RayEngine:
             self.problem = f"{self.name_of(tool.node)}: {tool.why}" if tool.node else tool.why
             _log.warning("cluster: %s was lost: %s", tool.launch.command, self.problem)
             self._breaker.failed(time.monotonic())
+
+    def _judge(self, tool: RemoteTool, status: int) -> None:
+        """Take note of how a job ended on its node."""
+        if status == 0 or tool.recalled:
+            self._failures.pop(tool.node, None)
+            return
+        self._failures[tool.node] += 1
+        if self._failures[tool.node] >= MOST_FAILURES:
+            del self._failures[tool.node]
+            self.distrust(tool, f"its last {MOST_FAILURES} jobs failed; is its disk full?")
 
     # ---------------------------------------------------------------- the connection
 

@@ -13,6 +13,7 @@ from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
 from buildd.ui.trace import chrome_trace
 from protocol import messages as m
+from tests.support import ray_builds
 from tests.support.clusters import environ, fake_settings
 from tests.support.recorded import events
 from tests.support.scheduler_harness import Harness, Story, Workspace
@@ -173,3 +174,21 @@ def test_a_node_with_other_files_gets_nothing_for_a_while(workspace: Workspace) 
     assert "is another file" in status.problem and status.problem.startswith("beta: ")
     warned = [event.text for event in story.of(m.Notice)]
     assert warned and all("beta: " in text and text.endswith("; runs again here") for text in warned)
+
+
+def test_a_node_where_all_jobs_fail_gets_nothing_for_a_while(tmp_path: Path) -> None:
+    workspace = ray_builds.project(tmp_path)
+    engine = RayEngine(fake_settings(workspace.folder, fault="fails", beta=4), environ())
+
+    async def run() -> Story:
+        async with Harness(workspace, cluster=engine) as harness:
+            await connected(engine)
+            log = harness.submit(workspace.request())
+            ran = workspace.project / "ran"
+            await until_async(lambda: ran.exists() and len(ran.read_text().splitlines()) == 5, "one here, four there")
+            workspace.write("gate", "")
+            return await harness.finish(log)
+
+    assert asyncio.run(run()).done.outcome is m.Outcome.BUILT
+    assert engine.status().problem == "beta: its last 3 jobs failed; is its disk full?"
+    assert engine.slots() == 0

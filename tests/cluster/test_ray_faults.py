@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from tests.support.clusters import environ
 from tests.support.ray_builds import DEADLINE_S, FAULTS, SOURCES, build_under, project, stop_tools
 from tests.support.ray_cluster import RayCluster
 from tests.support.scheduler_harness import Harness, Story
+from tests.support.travelling_builds import needs_namespaces
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.ray
@@ -80,3 +84,55 @@ def test_a_cluster_that_fails_costs_time_alone(fault: str, cluster: RayCluster, 
     assert len(met.story.of(m.Finished)) == len(SOURCES) + 1, "each job ended once"
     assert sum(met.runs.values()) == len(SOURCES) + met.lost, "what was not lost ran once"
     assert workspace.build().done.hits == len(SOURCES) + 1
+
+
+def test_a_node_whose_disk_fills_up_costs_time_alone(alone: bytes) -> None:
+    """Jobs fail there in the middle of a build, and the next build's jobs from the beginning."""
+    needs_namespaces()
+    cluster = RayCluster()
+    # Ray and jobs write below /tmp on a node; the project is elsewhere.
+    project_folder = Path(tempfile.mkdtemp(prefix="buildd-full-", dir="/var/tmp"))
+    try:
+        node = cluster.add("beta", disk_mib=64)
+        workspace = project(project_folder)
+        engine = RayEngine(RaySettings(cluster.address, cluster.python), environ())
+
+        async def run() -> list[Story]:
+            async with Harness(workspace, cluster=engine) as harness:
+                engine.wake()
+                await until_async(lambda: engine.slots() >= 2, "the node is there", DEADLINE_S)
+                log = harness.submit(workspace.request())
+                ran = workspace.project / "ran"
+                await until_async(
+                    lambda: ran.exists() and len(ran.read_text().splitlines()) >= 3, "all run", DEADLINE_S
+                )
+                await asyncio.to_thread(fill, node.seen(Path("/tmp/filler")))
+                workspace.write("gate", "")
+                first = await harness.finish(log)
+                for name in SOURCES:
+                    workspace.write(
+                        f"src/{name}.cu", (workspace.project / f"src/{name}.cu").read_text() + "//! line more\n"
+                    )
+                return [first, await harness.build(workspace.request())]
+
+        first, second = asyncio.run(run())
+        assert first.done.outcome is second.done.outcome is m.Outcome.BUILT
+        said = [event.text for event in first.of(m.LogLine) if event.text.startswith("says")]
+        assert sorted(said) == [f"says {name}" for name in SOURCES]
+        assert any("No space left" in event.text for event in first.of(m.LogLine))
+        assert any("beta: fake ended with status 1; runs again here" in event.text for event in first.of(m.Notice))
+        for story in (first, second):
+            assert len(story.of(m.Finished)) == len(SOURCES) + 1, "each job ended once"
+            assert {event.node for event in story.of(m.Finished)} == {""}, "what failed there was made here"
+        assert "beta: its last 3 jobs failed; is its disk full?" in engine.problem and not engine.nodes
+        assert workspace.build().done.hits == len(SOURCES) + 1
+    finally:
+        cluster.close()
+        shutil.rmtree(project_folder, ignore_errors=True)
+
+
+def fill(path: Path) -> None:
+    """Write a file until its disk has no room."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))

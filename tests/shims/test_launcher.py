@@ -20,6 +20,7 @@ from protocol.client import Client
 from protocol.messages import Queued
 from tests.support.foreign_project import ForeignProject, declaration, prerequisites, same_files
 from tests.support.serving import short_folder
+from tests.support.states import until_answered
 from tests.support.toolkit import host_compiler, make_toolkit
 from tests.support.user import User
 from tests.support.waiting import until
@@ -89,11 +90,6 @@ def test_known_answers_are_hits_too_and_renew_the_object(foreign: ForeignProject
     assert foreign.counts() == (3, 1)
 
 
-def answered(foreign: ForeignProject, *command: str) -> None:
-    """Have a command done until its answer is known: files that are too young to trust make none."""
-    until(lambda: foreign.good(*command) and any(foreign.user.store.glob("answers/*[0-9a-f]")), "an answer")
-
-
 def test_known_answers_outlive_the_daemon() -> None:
     with short_folder() as folder:
         other = User(folder)
@@ -103,10 +99,8 @@ def test_known_answers_outlive_the_daemon() -> None:
             foreign.write("a.c", WARNS)
             foreign.write("a.h", '#define A "one"\n')
             command = ("gcc", "-Wall", "-c", "a.c", "-MD")
-            answered(foreign, *command)
-            asked, hits = foreign.status().counters["requests"], foreign.figures().hits
-            said = foreign.good(*command).stderr
-            assert foreign.status().counters["requests"] == asked
+            until_answered(foreign, " ".join(command))
+            hits, said = foreign.figures().hits, foreign.good(*command).stderr
             daemon = other.daemon()
             assert daemon is not None
             daemon.kill()
@@ -114,9 +108,10 @@ def test_known_answers_outlive_the_daemon() -> None:
             outputs = [(foreign.folder / name).read_bytes() for name in ("a.o", "a.d")]
             for name in ("a.o", "a.d"):
                 (foreign.folder / name).unlink()
+            before = foreign.figures().hits
             assert foreign.good(*command).stderr == said and b"unused" in said
             assert [(foreign.folder / name).read_bytes() for name in ("a.o", "a.d")] == outputs
-            assert foreign.figures().hits == 2
+            assert foreign.figures().hits == before + 1
             foreign.write("a.h", '#define A "two"\n')
             foreign.good(*command)
             assert (foreign.folder / "a.o").read_bytes() != outputs[0]
@@ -132,7 +127,7 @@ def test_figures_are_right_when_a_build_has_ended(foreign: ForeignProject) -> No
     def hits() -> int:
         return int(json.loads(foreign.user.buildd("cache", "stats", "--json")[1])["counters"]["hits"])
 
-    answered(foreign, "gcc", "-c", "a.c")
+    until_answered(foreign, "gcc -c a.c")
     before = hits()
     for _ in range(3):
         status, said = foreign.user.buildd("run", "--", "sh", "-c", f"cd {foreign.folder} && gcc -c a.c && gcc -c a.c")
@@ -141,7 +136,7 @@ def test_figures_are_right_when_a_build_has_ended(foreign: ForeignProject) -> No
 
 
 def test_what_is_to_be_compiled_again_is_not_answered(foreign: ForeignProject) -> None:
-    answered(foreign, "gcc", "-c", "a.c")
+    until_answered(foreign, "gcc -c a.c")
     before = foreign.figures()
     environ = {**foreign.environ, "BUILDD_RECACHE": "1"}
     assert foreign.call("gcc", "-c", "a.c", environ=environ).returncode == 0

@@ -22,6 +22,13 @@ from tests.support.node_network import FAR_IP, NEAR_IP, NodeNetwork
 from tests.support.waiting import until
 
 DEADLINE_S = 120.0
+SMALL_DISK = """
+set -e
+mount -t tmpfs -o "size=$0m" none /mnt
+mkdir /mnt/written /mnt/work
+mount -t overlay -o lowerdir=/tmp,upperdir=/mnt/written,workdir=/mnt/work none /tmp
+exec "$@"
+"""
 
 
 def free_port() -> int:
@@ -54,6 +61,10 @@ class RayNode:
                 if word in os.path.basename(each.exe()) or word in " ".join(each.cmdline()[:1]):
                     found.append(each)
         return found
+
+    def seen(self, path: Path) -> Path:
+        """Where this machine finds what the node finds at an absolute path."""
+        return Path(f"/proc/{self.process.pid}/root{path}")
 
     def end(self) -> None:
         """Kill all of it at once, as if its machine lost its power."""
@@ -93,17 +104,21 @@ class RayCluster:
         *,
         environ: dict[str, str] | None = None,
         hidden: Path | None = None,
+        disk_mib: int = 0,
         far: bool = False,
         gpus: int = 0,
     ) -> RayNode:
         """Start a worker node, and wait until it serves. For it, the folder `hidden` is empty.
 
         Args:
+            disk_mib: what it writes below /tmp is on a disk of this size; 0: it is this machine's /tmp.
             far: it is on the far host of the network.
             gpus: how many Ray gives away there; they need not exist.
         """
         # With a user namespace also root has one here: such a node allows what any user's node allows.
         prefix = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)] if hidden else []
+        if disk_mib:
+            prefix = ["unshare", "-rm", "sh", "-c", SMALL_DISK, str(disk_mib)]
         options = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
         return self._start(name, options, environ, [*self._host(far=far), *prefix], far=far)
 

@@ -16,9 +16,9 @@ from codegen.compilers.command_parser import PassThrough
 from codegen.plan import Answer, Knowledge, ProbesNeeded
 from tests.support.foreign_project import ForeignProject
 from tests.support.serving import short_folder
+from tests.support.states import until_answered
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not host_compiler() or not shutil.which("g++"), reason="no g++ (Debian: apt install g++)"
@@ -80,7 +80,7 @@ def test_a_program_in_one_step_is_found_again_and_runs(foreign: ForeignProject) 
     check(foreign, *command)
     assert foreign.counts() == (1, 1) and returns(foreign) == 3
     # Known to the shim alone by now, with another mask.
-    until(lambda: bool(check(foreign, *command)) and bool(list(foreign.user.store.glob("answers/*"))), "an answer")
+    until_answered(foreign, " ".join((*command, "-o", "made")))
     (foreign.folder / "made").unlink()
     foreign.call(*command, "-o", "made", umask=0o077)
     assert stat.S_IMODE((foreign.folder / "made").stat().st_mode) == 0o700
