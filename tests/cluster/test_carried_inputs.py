@@ -155,6 +155,7 @@ def test_steps_of_one_compile_go_to_nodes(tmp_path: Path) -> None:
     assert not differences_from_nvcc(workspace, tmp_path / "plain/k.o")
 
 
+@pytest.mark.slow
 @pytest.mark.hip
 def test_device_compiles_of_hipcc_go_to_nodes(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "held", make=make_plan, cpus=2)

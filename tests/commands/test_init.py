@@ -103,7 +103,8 @@ def test_hip_sources_are_for_hipcc(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("a.cu", marks=pytest.mark.cuda), pytest.param("a.hip", marks=pytest.mark.hip)]
+    "name",
+    [pytest.param("a.cu", marks=pytest.mark.cuda), pytest.param("a.hip", marks=[pytest.mark.hip, pytest.mark.slow])],
 )
 def test_the_flag_that_it_proposes_makes_a_link_with_undefined_symbols_fail(tmp_path: Path, name: str) -> None:
     text = "__attribute__((device)) int k() { return 2; }\nint gone();\nint a() { return gone(); }\n"

@@ -190,6 +190,7 @@ def test_equal_headers_of_a_kernel(kept_user: User) -> None:
         assert project.counts() == (began[0] + hits, began[1] + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
 def test_equal_headers_of_a_hip_kernel(project: ForeignProject) -> None:
     _, two = furnished(project)

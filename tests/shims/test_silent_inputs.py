@@ -330,19 +330,21 @@ def test_an_object_that_only_a_thin_archive_names(project: ForeignProject) -> No
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
-        (
+        pytest.param(
             "#pragma pack(push, AL)\nstruct S { char a; double b; };\n#pragma pack(pop)\n"
             "int f() { return sizeof(S); }\n",
             ("-DAL=1", "-DAL=2"),
+            marks=pytest.mark.slow,
         ),
         (
             "#define F(a, b) (a * 1000 + b)\nint g() { return F(\n\n__builtin_LINE(),\n__builtin_LINE()\n); }\n",
             ("-DA",),
         ),
-        (
+        pytest.param(
             "void use(int*);\nenum { N = 2 };\n#define N COUNT\nvoid h(int* p) {\n"
             "#pragma clang loop unroll_count(N)\nfor (int i = 0; i < 64; i++) use(p + i);\n}\n",
             ("-O2 -DCOUNT=4", "-O2 -DCOUNT=8"),
+            marks=pytest.mark.slow,
         ),
         (
             '#define foo baz\n#pragma redefine_extname foo other\nextern "C" int foo();\nint f() { return foo(); }\n',
@@ -448,6 +450,7 @@ def test_options_of_clang_that_write_or_show_more(option: str) -> None:
         parse(("/usr/bin/clang++", "-g", option, "-c", "a.cpp"), "/")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("hipcc"), reason="no hipcc (Debian: apt install hipcc)")
 def test_a_column_of_a_hip_source_that_the_preprocessor_would_move(project: ForeignProject) -> None:
     """`__global__` becomes a longer word before the lambda, which clang names by its line and column."""

@@ -116,6 +116,7 @@ def test_a_store_with_hardly_any_room(boxed: Developer, options: str) -> None:
     assert is_said or "3 hits, 0 compiled" in again, said.text
 
 
+@pytest.mark.slow
 def test_a_foreign_build_says_at_its_end_that_the_full_disk_kept_nothing(boxed: Developer) -> None:
     """Also where there was room for the shims, and none for an index, so that nothing can be noted for the run."""
     (boxed.folder / "new.c").write_text("int new;\n")

@@ -100,6 +100,7 @@ def test_the_object_of_a_source_without_kernels_is_made_once(tmp_path: Path) -> 
     assert_same(workspace)
 
 
+@pytest.mark.slow
 @pytest.mark.hip
 def test_a_text_of_which_only_the_digest_is_kept_is_made_again_for_a_step_that_has_to_run(tmp_path: Path) -> None:
     workspace = project(tmp_path)
@@ -243,6 +244,7 @@ def test_any_other_shape_is_not_understood(change: tuple[str, str], reason: str)
         decompose(DRY_RUN.replace(*change), "name", source=SOURCE, identity="p")
 
 
+@pytest.mark.slow
 @pytest.mark.hip
 def test_what_a_step_has_made_is_kept_while_one_runs_that_does_not_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -364,6 +366,7 @@ int length() { return LENGTH; }
 """
 
 
+@pytest.mark.slow
 @pytest.mark.hip
 def test_a_path_that_only_a_pass_from_the_store_has_seen_binds_the_object(tmp_path: Path) -> None:
     """The host computes with its path. With one architecture more, the host's text is not made again, and the object
