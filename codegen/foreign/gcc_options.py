@@ -30,7 +30,7 @@ _GCC_PLAIN = re.compile(
 _GCC_UNSUPPORTED = re.compile(
     r"-f(syntax-only|preprocessed|directives-only|plugin.*|pch-(?!preprocess$).*|module.*|compare-debug.*|record-.*|deps-.*"
     r"|diagnostics-(format=.*-file|add-output.*|set-output.*)|.*list.*=.*|.*-files?=.*|crash-diagnostics.*"
-    r"|thinlto-index.*|optimization-record.*|embed-bitcode.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
+    r"|thin(lto-index|-link).*|vtv-.*|optimization-record.*|embed-bitcode.*|memory-profile.*|build-session.*|save-.*|dump-.*|working-directory|time-.*|proc-stat.*"
     r"|lto=(?!(auto|jobserver|full|thin|\d+)$).*)"
     r"|-m(llvm|generate-.*)|-gsplit-dwarf(=.*)?|-grecord-command-line|-v|--verbose"
 )
