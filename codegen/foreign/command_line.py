@@ -50,6 +50,8 @@ NVCC_ADDS = (
     *("CUDAFE_FLAGS", "LLVMC_FLAGS", "NVLINK_FLAGS", "NVVM_FLAGS", "OCG_FLAGS", "PTXAS_FLAGS"),
 )
 """Variables whose words nvcc adds to its programs' command lines, as nvcc.profile says."""
+_PARTS_FOLDERS = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
+"""Variables by which gcc and clang find their own programs."""
 _LINKERS_VERSION = "-Wl,--version"
 """Meson asks so for the linker's name."""
 _MOVED = re.compile(r"\.(nvcc)-wrapped")
@@ -191,6 +193,10 @@ def _check_environment(family: Family, environment: dict[str, str]) -> tuple[str
     refused = ("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "LD_PRELOAD", "GCC_COMPARE_DEBUG", "CCC_OVERRIDE_OPTIONS")
     for name in refused:
         if environment.get(name):
+            raise PassThrough(Reason.ENVIRONMENT, name)
+    for name in _PARTS_FOLDERS:
+        # The probes run in another folder. An empty name is the caller's folder, too.
+        if any(not folder.startswith("/") for folder in environment.get(name, "/").split(os.pathsep)):
             raise PassThrough(Reason.ENVIRONMENT, name)
     if any(name.startswith("CC_PRINT_") for name in environment):
         raise PassThrough(Reason.ENVIRONMENT, "CC_PRINT_*")

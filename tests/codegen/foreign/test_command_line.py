@@ -201,6 +201,8 @@ def test_nvccs_depfile_options() -> None:
         ("gcc -c a.c -fdump-tree-all", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -fstack-usage", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -gsplit-dwarf", Reason.UNSUPPORTED_OPTION),
+        ("g++ -c a.cc -fvtv-counts", Reason.UNSUPPORTED_OPTION),
+        ("clang -c a.c -flto=thin -fthin-link-bitcode=x", Reason.UNSUPPORTED_OPTION),
         ("gcc -c a.c -Wp,-w,x.d", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -Wa,-al=x.lst", Reason.UNKNOWN_OPTION),
         ("gcc -c a.c -Bopt", Reason.UNSUPPORTED_OPTION),
@@ -346,6 +348,19 @@ def test_flags_in_the_environment_must_be_plain_flags() -> None:
         ), flags
     for name in ("SUNPRO_DEPENDENCIES", "DEPENDENCIES_OUTPUT", "LD_PRELOAD", "CC_PRINT_HEADERS_FILE"):
         assert refused("gcc", "-c", "a.c", **{name: "x"}) is Reason.ENVIRONMENT
+
+
+def test_folders_of_gccs_parts_are_absolute() -> None:
+    """Probes run in another folder, and would not see what gcc finds in a relative one."""
+    for name in ("COMPILER_PATH", "GCC_EXEC_PREFIX"):
+        assert parsed("gcc", "-c", "a.c", **{name: "/a/b"}).source == "a.c"
+        for folders in ("b", "./b", ""):
+            assert refused("gcc", "-c", "a.c", **{name: folders}) is Reason.ENVIRONMENT
+    assert parsed("gcc", "-c", "a.c", COMPILER_PATH="/a:/b").source == "a.c"
+    for folders in ("/a:b", "/a:", ":/a"):
+        for tool in ("gcc", "clang", "nvcc", "hipcc"):
+            source = ("--offload-arch=gfx906", "a.hip") if tool == "hipcc" else ("a.c",)
+            assert refused(tool, "-c", *source, COMPILER_PATH=folders) is Reason.ENVIRONMENT
 
 
 def test_response_files_are_read_in_their_place(tmp_path: Path) -> None:
