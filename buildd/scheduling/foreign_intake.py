@@ -266,7 +266,7 @@ class ForeignIntake:
         """Stamps that a description depends on: of the tool's files, and of folders where another tool would be found
         first."""
         snapshot = Snapshot(self._files, "/")
-        folders = [folder for folder in request.environment.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
+        folders = [each for each in called_tool.callers_path(request).split(os.pathsep) if each[:1] == "/"]
         folders += loading_folders(described.environment)
         files = []
         # The command may name another cache's link of the tool.

@@ -104,6 +104,7 @@ def tool_key(compile: Compile, request: Request) -> tuple[object, ...]:
         gpus,
         libraries,
         parts,
+        callers_path(request),
         tuple(variables),
     )
 
@@ -119,7 +120,7 @@ def describe(compile: Compile, request: Request, knowledge: Knowledge) -> Descri
     path = request.command[0]
     if not os.path.isabs(path):
         raise PassThrough(Reason.TOOL, path)
-    variables = {**request.environment, "PATH": without_shims(request.environment.get("PATH", TOOL_PATH))}
+    variables = {**request.environment, "PATH": without_shims(callers_path(request))}
     path = _behind_cache(path, variables["PATH"])
     if variables.get("NVCC_CCBIN"):
         variables["NVCC_CCBIN"] = _named_host(variables["NVCC_CCBIN"], variables["PATH"], request.project)
@@ -320,6 +321,16 @@ def _root_of(path: str) -> str:
     if os.path.basename(os.path.dirname(path)) != "bin":
         raise PassThrough(Reason.TOOL, path)
     return os.path.dirname(os.path.dirname(path))
+
+
+def callers_path(request: Request) -> str:
+    """Return the caller's PATH with absolute names of folders: the daemon and its probes run elsewhere.
+
+    The working folder itself stays as it is: nobody fills it with a compiler's programs.
+    """
+    folders = request.environment.get("PATH", TOOL_PATH).split(os.pathsep)
+    is_here = ("", ".", "./")
+    return os.pathsep.join(each if each in is_here else os.path.join(request.project, each) for each in folders)
 
 
 def without_shims(path: str) -> str:

@@ -344,6 +344,25 @@ def test_assembler_of_the_caller(project: ForeignProject, request: pytest.Fixtur
     assert project.figures().passed_through == {reason: 1}
 
 
+def test_a_relative_folder_on_path_is_the_callers(project: ForeignProject) -> None:
+    """The daemon runs elsewhere. The folder's content counts, and another working folder has another one."""
+    for place in ("one", "two"):
+        project.write(f"{place}/k.c", "int k;\n")
+        (project.folder / place / "mine").mkdir()
+    project.search("mine")
+
+    def says_mine(place: str) -> bool:
+        done = project.call("gcc", "-c", "k.c", "-o", "k.o", cwd=project.folder / place)
+        assert done.returncode == 0, done.stderr
+        return b"mine" in done.stderr
+
+    assert not says_mine("one") and not says_mine("one")
+    (own_assembler(project, "script") / "as").rename(project.folder / "one/mine/as")
+    assert says_mine("one") and not says_mine("two")
+    (project.folder / "one/mine/as").rename(project.folder / "two/mine/as")
+    assert not says_mine("one") and says_mine("two")
+
+
 def test_a_script_in_place_of_ld_is_not_followed(project: ForeignProject) -> None:
     """It may read any file; a compile calls no linker."""
     project.write("m.c", "int main(void) { return 0; }\n")
