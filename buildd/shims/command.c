@@ -258,13 +258,25 @@ int is_sent(const char *variable)
 	return 0;
 }
 
+/* Whether a part of a path is "." or ".."; the name of a hidden folder only begins so. */
+static int has_dots(const char *path)
+{
+	for (const char *part = strstr(path, "/."); part; part = strstr(part + 1, "/.")) {
+		const char *rest = part + 2 + (part[2] == '.');
+
+		if (!*rest || *rest == '/')
+			return 1;
+	}
+	return 0;
+}
+
 /* The current folder as the caller spells it: gcc writes this spelling into debug information. */
 const char *current_folder(char *place)
 {
 	const char *spelled = getenv("PWD");
 	struct stat there, here;
 
-	if (spelled && spelled[0] == '/' && strlen(spelled) < PATH_MAX && !strstr(spelled, "/.") &&
+	if (spelled && spelled[0] == '/' && strlen(spelled) < PATH_MAX && !has_dots(spelled) &&
 	    stat(spelled, &there) == 0 && stat(".", &here) == 0 && there.st_ino == here.st_ino &&
 	    there.st_dev == here.st_dev)
 		return spelled;

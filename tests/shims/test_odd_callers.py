@@ -198,3 +198,18 @@ def test_a_run_below_a_run_of_another_daemon(project: ForeignProject, other: Use
         done = project.call(*command, environ={k: v for k, v in inner.items() if k != "BUILDD_BUILD_ID"})
         assert expected in done.stderr.decode(), done.stderr
     assert project.counts() == (0, 0) and theirs.counts() == (0, 0)
+
+
+@pytest.mark.parametrize("name", [".one", "..two"])
+def test_debug_information_names_the_folder_as_the_caller_does(project: ForeignProject, name: str) -> None:
+    """gcc takes its working folder's name from PWD: a home is often a link, and builds lie in hidden folders of it."""
+    project.write(f"real/{name}/a.c", "int a;\n")
+    (project.folder / "link").symlink_to("real")
+    folder = project.folder / "link" / name
+    objects = []
+    for environ in (project.plain, project.environ):
+        done = project.call("gcc", "-g", "-c", "a.c", "-o", "a.o", environ={**environ, "PWD": str(folder)}, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        objects.append((folder / "a.o").read_bytes())
+    assert objects[0] == objects[1] and os.fsencode(folder) in objects[0]
+    assert project.counts() == (0, 1)
