@@ -365,7 +365,8 @@ class Parser(ABC):
             return None
         if self.dep_path == _STDOUT:
             raise PassThrough(Reason.OUTPUT, f"-MF {_STDOUT}")
-        stem = os.path.splitext(output)[0]
+        folder, name = os.path.split(output)
+        stem = os.path.join(folder, name.rpartition(".")[0] if "." in name else name)  # compilers see an ending in .x
         # Without -o, all compilers name an object, also if they write assembler text or device code alone.
         target = output if self.output else f"{stem}.o"
         return Depfile(

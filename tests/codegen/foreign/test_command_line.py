@@ -163,6 +163,13 @@ def test_what_concerns_the_depfile_is_taken_out(options: tuple[str, ...], wanted
     assert found.arguments == ("-c", "a.c")
 
 
+def test_the_depfile_of_a_hidden_object_has_no_name_but_its_ending() -> None:
+    for tool in ("gcc", "clang", "nvcc"):
+        for output, path in ((".a", ".d"), ("b.c/.a", "b.c/.d"), (".a.o", ".a.d"), ("a.", "a.d"), ("b.c/a", "b.c/a.d")):
+            depfile = parsed(tool, "-MD", "-c", "a.cu" if tool == "nvcc" else "a.c", "-o", output).depfile
+            assert depfile is not None and depfile.path == path, (tool, output)
+
+
 def test_the_depfile_of_assembler_text_names_an_object_unless_the_command_names_the_text() -> None:
     assert parsed("gcc", "-S", "-MD", "a.c").depfile == Depfile(path="a.d", targets=("a.o",))
     assert parsed("gcc", "-S", "-MD", "a.c", "-o", "b.s").depfile == Depfile(path="b.d", targets=("b.s",))
