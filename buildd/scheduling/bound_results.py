@@ -6,6 +6,7 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.keys import checkout_paths
 from buildd.native.bare_text import bare_text_of
 from buildd.scheduling.delivery import Delivery
+from codegen.compilers import temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes
 from codegen.flags import inspect
 
@@ -34,6 +35,18 @@ def unmapped(build: ActiveBuild, delivery: Delivery, holds_path: bool, holds_id:
         return "-G writes the folder's path into the device code: --map-paths does not help"
     folder = _named_in_source(build, delivery)
     return f"the source itself names {folder}: --map-paths does not help" if folder else ""
+
+
+def way_to_share(build: ActiveBuild) -> str:
+    """The next step after a miss whose inputs another folder's result has; empty if there is none.
+
+    Nothing to do is left if the build maps its paths already.
+    """
+    missing = build.misses.get(0)
+    mapped = build.request.environment.get(temporary_roots.MAP_PATHS, "")
+    if missing is None or not missing.elsewhere or mapped not in ("", temporary_roots.NOT_MAPPED):
+        return ""
+    return "next: call both builds with `buildd run --map-paths`, in a folder above the sources"
 
 
 def holds_here(build: ActiveBuild, delivery: Delivery) -> str:

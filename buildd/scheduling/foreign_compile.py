@@ -234,7 +234,8 @@ class CompileReport(Report[ActiveBuild]):
             failed = f"it failed: {log} shows what the compiler said" if build.counts.failures else ""
             ends = (event.body for event in build.log.after(0, _MOST_EVENTS))
             unstored = next((body.note for body in ends if isinstance(body, m.Finished)), "")
-            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed, unstored)))
+            way = "" if same_checkout or unmapped else bound_results.way_to_share(build)
+            reasons = tuple(filter(None, (*missing.reasons, same, unmapped or here, failed, unstored, way)))
         elif build.counts.hits:
             reasons = (build.why_hit(0),)
         else:

@@ -210,6 +210,7 @@ def test_a_run_is_explained_without_a_project_file(kept_user: User) -> None:
     assert f"1 miss has the same inputs as results made in {folder}, " in said and "--map-paths" in said
     _, *lines = explained(other)
     assert lines[0].startswith("ran b.c") and f"    {folder} has a result made from the same inputs" in lines
+    assert "    next: call both builds with `buildd run --map-paths`, in a folder above the sources" in lines[:4]
 
     # --map-paths replaces no path outside of the folder where the build was called, and the words say so.
     third = foreign.folder / "far/away/three"
@@ -268,6 +269,7 @@ def test_mapping_paths_is_offered_only_where_it_helps(kept_user: User) -> None:
         assert ("1 object cannot be shared between checkouts, even with --map-paths: " in said) is not helps
         why = buildd(foreign, source.parent, "explain", "--last")[0]
         assert ("by an id that it makes of the source's path: --map-paths does not help" in why) is not helps
+        assert ("next: call both builds with `buildd run --map-paths`" in why) is helps
 
 
 def test_statistics_name_what_missed_and_how_hits_were_found(kept_user: User) -> None:
