@@ -37,8 +37,6 @@ _HIDES = re.compile(
 """Flags that put an unknown part of the command line or a digest of a path into an object, or mention the path of the
 source. With -S, gcc writes a long path in pieces.
 Also flags with which messages depend on a path's length, or on folders that no file is found in."""
-_PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto|(.*[=,\[])?lto_\d.*")
-"""Flags that make an object's content unreadable. gcc's LTO objects contain the working folder."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt")
 """Folders that belong to no checkout; shims look for none in them (shims/answer.c)."""
 _ID_OR_PACKED = re.compile(rb"__hip_cuid_|__static__[0-9a-f]{8}|\.(intern|static)\.[0-9a-f]{8}|CCOB")
@@ -146,7 +144,7 @@ def _hidden_and_mapped(words: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
 
 def is_packed(flags: Sequence[str]) -> bool:
     """Tell whether a flag makes the object's content unreadable. gcc's object then contains the working folder."""
-    return any(map(_PACKED.fullmatch, flag_words(flags)))
+    return any(map(temporary_roots.PACKED.fullmatch, flag_words(flags)))
 
 
 def _is_cut(path: str, old: str) -> bool:

@@ -75,8 +75,9 @@ in, and one with which a path's length decides where messages break."""
 _HIDES_IN_HIP = re.compile(
     r"--genco|--(cuda|offload)-device-only|-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-compress.*|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
 )
-_PACKED = re.compile(r"(.*[=,])?-flto.*|-dlto|-lto")
-"""Flags that make the object's content unreadable. gcc's LTO objects contain mapped file names."""
+PACKED = re.compile(r"(.*[=,])?-flto.*|-{1,2}lto|-dlto|--dlink-time-opt|(.*[=,\[])?lto_\d.*|-{1,2}optix-ir")
+"""Flags that make the object's content unreadable: nvcc encrypts what it writes for a link or for OptiX. gcc's LTO
+objects contain mapped file names, and the working folder."""
 
 Roots = tuple[tuple[str, str], ...]
 """Name and folder of each root."""
@@ -121,7 +122,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     # If a link leads to a folder, the compiler may write either name.
     real = all(os.path.realpath(path) == path for path in (folder, *matches, *of_inductor.values()))
     mark = MAPPED if real and (asked or of_inductor or (front_ends and mapped != NOT_MAPPED)) else ""
-    packed = any(_PACKED.fullmatch(flag) for flag in compile.flags)
+    packed = any(map(PACKED.fullmatch, compile.flags))
     if packed and (clang or not mark or nvcc):
         return ()
     found = dict(of_inductor) if mark else {}

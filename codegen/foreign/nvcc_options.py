@@ -47,12 +47,12 @@ _NVCC_FLAGS = """
 -ewp --extensible-whole-program  -no-compress --no-compress  -err-no --display-error-number
 -no-err-no --no-display-error-number  -reloc-ptx --relocatable-ptx
 -allow-unsupported-compiler --allow-unsupported-compiler  -pg --profile
--cubin --cubin  -fatbin --fatbin  -ptx --ptx  -dlink --device-link
+-cubin --cubin  -fatbin --fatbin  -ptx --ptx  -ltoir --ltoir  -optix-ir --optix-ir  -dlink --device-link
 -M --generate-dependencies  -MM --generate-nonsystem-dependencies
 """
 _NVCC_REFUSED = """
 -E --preprocess  -cuda --cuda
--optix-ir --optix-ir  -ltoir --ltoir  -link --link  -lib --lib  -r --relocatable-link  -r --host-relocatable-link
+-link --link  -lib --lib  -r --relocatable-link  -r --host-relocatable-link
 -run --run  -dryrun --dryrun  -keep --keep  -save-temps --save-temps  -v --verbose  -h --help  -V --version
 -objtemp --objdir-as-tempdir  -clean --clean-targets  -code-ls --list-gpu-code  -arch-ls --list-gpu-arch
 -gen-opt-lto --gen-opt-lto  -noprof --dont-use-profile  -use-local-env --use-local-env
@@ -189,11 +189,12 @@ class NvccParser(Parser):
                 self.lists = True
             case "-dlink":
                 self.device_links = True
-            case "-cubin" | "-fatbin" | "-ptx":
-                if self.ending not in ("o", option[1:]):
-                    raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{option} beside -{self.ending}")
+            case "-cubin" | "-fatbin" | "-ptx" | "-ltoir" | "-optix-ir":
+                ending = option.replace("-", "")
+                if self.ending not in ("o", ending):
+                    raise PassThrough(Reason.UNSUPPORTED_OPTION, f"{option} beside an option for a .{self.ending}")
                 self.compiles = True
-                self.ending = option[1:]
+                self.ending = ending
             case "-forward-unknown-to-host-compiler" | "-forward-unknown-opts":
                 self._forwards = True
         self.kept.append(spelled)

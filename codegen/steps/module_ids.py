@@ -21,7 +21,7 @@ from codegen.plan import Action
 
 NAMED = ".named"
 """Suffix of a step file's path: the same file with the module's own id."""
-_DEVICE_CODE = re.compile(r"\.(cubin|ptx|fatbin)\Z")
+_DEVICE_CODE = re.compile(r"\.(cubin|ptx|fatbin|ltoir|optixir)\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,14 @@ def test_nvccs_depfile_of_a_compile_that_fails_after_the_preprocessor(
 def test_depfiles_of_all_that_nvcc_makes(kept_user: User, request: pytest.FixtureRequest) -> None:
     project = furnished(ForeignProject.with_nvcc(kept_user, request.node.name), "k.cu", ASKS + KERNEL)
     for form in (
-        *("-ptx -MMD", "-ptx -o o.ptx -MD", "-cubin -arch=sm_80 -MMD", "-dc -MMD -o o.o", "-c -MMD -MT a -MT b"),
+        *(
+            "-ptx -MMD",
+            "-optix-ir -MMD",
+            "-ptx -o o.ptx -MD",
+            "-cubin -arch=sm_80 -MMD",
+            "-dc -MMD -o o.o",
+            "-c -MMD -MT a -MT b",
+        ),
         *("-c -MD -include inc/b.h", "-c -MMD -Xcompiler=-imacros,inc/b.h", "-c -MMD -MP -MF o.d -MF p.d"),
         *("-c -MD -MMD --generate-dependency-targets", "-c -MMD -MD"),
         "-c -MD -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90]",
@@ -203,6 +210,27 @@ def test_depfiles_of_all_that_nvcc_makes(kept_user: User, request: pytest.Fixtur
         for when in ("miss", "hit"):
             assert rules(project, command, plain=False, exact=True) == theirs, (form, when)
     appears(project, "nvcc -c k.cu -Iinc -isystem sys -MMD -MP")
+
+
+@pytest.mark.cuda
+def test_device_code_of_nvcc_for_a_link_or_for_optix(kept_user: User, request: pytest.FixtureRequest) -> None:
+    """Nothing can be searched for in these files, so another checkout finds none of them."""
+    place = ForeignProject.with_nvcc(kept_user, request.node.name)
+    other = ForeignProject(kept_user, place.folder / "far/away")
+    for project in (place, other):
+        project.write("v.h", "#define V 3\n")
+        project.write("k.cu", '#include "v.h"\nextern "C" __global__ void k(int *p) { *p = V; }\n')
+    for number, (form, made) in enumerate((("-ltoir -dlto", "k.ltoir"), ("-optix-ir", "k.optixir")), 1):
+        command = f"nvcc k.cu -MD -arch=sm_80 {form}"
+        theirs, contents = rules(place, command, plain=True, exact=True), []
+        for value in (3, 3, 4, 3):
+            place.write("v.h", f"#define V {value}\n")
+            (place.folder / made).unlink(missing_ok=True)
+            assert rules(place, command, plain=False, exact=True) == theirs
+            contents.append((place.folder / made).read_bytes())
+        assert contents[0] == contents[1] == contents[3] != contents[2]
+        assert other.call(*command.split()).returncode == 0
+        assert (place.counts(), other.counts()) == ((2 * number, 2 * number), (0, number))
 
 
 @pytest.mark.hip

@@ -88,7 +88,8 @@ def test_temporary_folders_are_roots_by_their_kind() -> None:
     )
     assert compile_of("a.c", folder="/p/CMakeFiles/CMakeScratch/TryCompile-aB34eF/x")[0][0][0] == "TryCompile"
     assert compile_of("a.c", folder="/home/u/tmp/p")[0] == ()
-    for flag, roots in (("-O2", (("tmp", "/tmp/tmpab_12cd3"),)), ("-rdc=true", ()), ("-dc", ()), ("-dlto", ())):
+    encrypted = ("-dlto", "--lto", "-code=lto_80", "--gpu-code=sm_80,lto_80", "-optix-ir")
+    for flag, roots in (("-O2", (("tmp", "/tmp/tmpab_12cd3"),)), *((f, ()) for f in ("-rdc=true", "-dc", *encrypted))):
         nvcc = parse(("/cuda/bin/nvcc", "-c", "a.cu", flag), "/tmp/tmpab_12cd3")
         assert temporary_roots.roots_of(nvcc, "/tmp/tmpab_12cd3", "") == roots
 

@@ -87,6 +87,21 @@ def test_nvccs_usual_options_are_kept_in_their_order(options: tuple[str, ...]) -
     assert found.relocatable == ("-rdc=true" in options)
 
 
+@pytest.mark.parametrize(
+    ("option", "made"),
+    [
+        ("--cubin", "a.cubin"),
+        ("-fatbin", "a.fatbin"),
+        ("-ptx", "a.ptx"),
+        ("--ltoir", "a.ltoir"),
+        ("-optix-ir", "a.optixir"),
+    ],
+)
+def test_nvcc_makes_device_code_alone(option: str, made: str) -> None:
+    found = parsed("nvcc", option, "-dlto", "a.cu")
+    assert (found.makes, found.output, found.arguments) == (Makes.OBJECT, made, (option, "-dlto", "a.cu"))
+
+
 def test_nvccs_host_compiler_and_other_ways_to_say_compile() -> None:
     assert parsed("nvcc", "-ccbin", "/usr/bin/g++", "-dc", "a.cu").host == "/usr/bin/g++"
     found = parsed("nvcc", "--compiler-bindir=clang++", "--device-c", "x.cu.cpp", "--output-file", "b.o")
@@ -273,7 +288,7 @@ def test_nvccs_depfile_options() -> None:
         ("nvcc -c a.cu -Xcompiler -v", Reason.UNSUPPORTED_OPTION),
         ("nvcc -c a.cu --keep-dir=x", Reason.UNSUPPORTED_OPTION),
         ("nvcc -ptx -cubin a.cu", Reason.UNSUPPORTED_OPTION),
-        ("nvcc -ltoir a.cu", Reason.UNSUPPORTED_OPTION),
+        ("nvcc -ptx -optix-ir a.cu", Reason.UNSUPPORTED_OPTION),
         ("nvcc -dlink a.cu", Reason.LINK),
         ("nvcc -dlink a.o b.a", Reason.LINK),
         ("nvcc -dlink -c a.o", Reason.LINK),
