@@ -20,7 +20,7 @@ from codegen.plan import MAPPED, Argument, Place, Ref
 
 MAP_PATHS = "BUILDD_MAP_PATHS"
 """Variable with the folder of a build whose paths are replaced in outputs; empty: only paths of folders that pip, uv,
-build, setuptools or Go made for one build are replaced."""
+build, meson-python, setuptools or Go made for one build are replaced."""
 NOT_MAPPED = "no"
 """Value of MAP_PATHS with which no paths are replaced."""
 
@@ -35,18 +35,20 @@ SEARCHED_WHOLE = (BUILD, _INDUCTOR, _INDUCTOR_HEADERS)
 """Names of roots whose path has no random part: a file that mentions one contains the whole path."""
 
 # pip, build and uv: <temporary folder>/<kind>-<random>, below that perhaps <project>_<random>; setuptools, for an
-# editable installation: <temporary folder>/tmp<random>.<kind>; Python's own; go's; CMake's.
+# editable installation: <temporary folder>/tmp<random>.<kind>; meson-python: <sources>/.mesonpy-<random>; Python's own;
+# go's; CMake's. The last of meson-python and CMake may lie in one of the others.
 _TEMPORARY = re.compile(
     r"(/(?:[^/]+/)*?"
     r"(?:(?P<pip>pip-[a-z-]+|build-env|build-via-sdist)-(?P<pip_random>[a-z0-9_]{8})(?:/[^/]+_[0-9a-f]{32}(?=/|$))?"
     r"|(?P<uv>builds-v\d+)/\.tmp(?P<uv_random>[A-Za-z0-9]{6})"
     r"|tmp(?P<setuptools_random>[a-z0-9_]{8})\.(?P<setuptools>build-(?:temp|lib))"
+    r"|(?P<meson>\.mesonpy)-(?P<meson_random>[a-z0-9_]{8})"
     r"|(?P<python>tmp)(?P<python_random>[a-z0-9_]{8})"
     r"|(?P<go>go-build)(?P<go_random>[0-9]{6,10})"
     r"|CMakeScratch/(?P<cmake>TryCompile)-(?P<cmake_random>[A-Za-z0-9]{6}))"
-    r"(?:/(?:[^/]+/)*?CMakeScratch/TryCompile-[A-Za-z0-9]{6}(?=/|$))?)(?=/|$)"
+    r"(?:/(?:[^/]+/)*?(?:CMakeScratch/TryCompile-[A-Za-z0-9]{6}|\.mesonpy-[a-z0-9_]{8})(?=/|$))?)(?=/|$)"
 )
-_FRONT_ENDS = ("pip", "uv", "setuptools", "go")
+_FRONT_ENDS = ("pip", "uv", "setuptools", "meson", "go")
 """Groups of the pattern that match a folder which a front end removes after its build."""
 _KINDS = (*_FRONT_ENDS, "python", "cmake")
 _INDUCTOR_SOURCE = re.compile(r"(/.+)/([a-z2-7]{2})/c\2[a-z2-7]{49}(?:\.[a-z]+)?\.cpp")

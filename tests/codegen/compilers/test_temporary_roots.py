@@ -44,6 +44,9 @@ def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
         (("a.c", "-g", "-gno-record-gcc-switches"), "/tmp/go-build1234567890/b001", ["+go-build"]),
         (("a.c", "-grecord-gcc-switches"), "/tmp/go-build1234567890/b001", []),
         (("a.c",), "/tmp/go-build/b001", []),
+        (("../a.c", "-g"), "/home/u/p/.mesonpy-ab_12cd3", ["+.mesonpy"]),
+        (("../a.c", "-g"), f"/tmp/pip-install-abcdefgh/name_{'0' * 32}/.mesonpy-ab_12cd3", ["+pip-install"]),
+        (("../a.c", "-g"), "/home/u/p/.mesonpy-ab_12cd34", []),
         (("a.c",), "/tmp/tmpab_12cd3/build", ["tmp"]),
         (("a.c", "-flto"), "/tmp/tmpab_12cd3/build", []),
         (("a.c", "-Wmissing-include-dirs", "-I/tmp/pip-wheel-12345678/none"), "/tmp/pip-wheel-12345678/p", []),
@@ -320,6 +323,31 @@ def test_a_source_in_another_temporary_folder_hits(user: User) -> None:
             assert (folder / f"build/{name}.o").read_bytes() == made[name, number]
     assert made["a", 0] == made["a", 1] and made["b", 0] != made["b", 1]
     assert foreign.counts() == (1, 3)
+
+
+@pytest.mark.parametrize("place", ["{}", "pip-req-build-{}", "pip-install-{}/p_0123456789abcdef0123456789abcdef"])
+def test_meson_python_builds_in_a_folder_below_the_sources(kept_user: User, place: str) -> None:
+    """Its name is new each time, and the sources lie outside of it."""
+    foreign = ForeignProject(kept_user, kept_user.folder / place.format("sources").replace("/", "-"))
+
+    def made(number: int, value: int, *, mapped: bool = True) -> bytes:
+        folder = foreign.folder / place.format(f"qx{number:06}")
+        build = folder / f".mesonpy-wz{number:06}"
+        build.mkdir(parents=True, exist_ok=True)
+        (folder / "v.h").write_text(f"#define V {value}\n")
+        (folder / "a.c").write_text('#include "v.h"\nint a = V;\nchar const *file(void) { return __FILE__; }\n')
+        environ = {**foreign.environ, "BUILDD_MAP_PATHS": "" if mapped else "no"}
+        command = "gcc -g -I. -I.. -MMD -MF a.d -c ../a.c -o a.o"
+        done = foreign.call(*command.split(), environ=environ, cwd=build)
+        assert done.returncode == 0, done.stderr
+        assert (build / "a.d").read_text().split() == ["a.o:", "../a.c", "../v.h"]
+        return (build / "a.o").read_bytes()
+
+    first = made(1, 3)
+    assert b"mesonpy-wz" not in first and b"qx0" not in first
+    assert made(2, 3) == first and foreign.counts() == (1, 1)
+    assert made(3, 4) != first and foreign.counts() == (1, 2)
+    assert b"/.mesonpy-wz000004" in made(4, 3, mapped=False) and b"/.mesonpy-wz000005" in made(5, 3, mapped=False)
 
 
 KERNELS = {
