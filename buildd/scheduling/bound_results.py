@@ -6,8 +6,9 @@ from buildd.builds.active_build import ActiveBuild
 from buildd.keys import checkout_paths
 from buildd.native.bare_text import bare_text_of
 from buildd.scheduling.delivery import Delivery
-from codegen.compilers import temporary_roots
+from codegen.compilers import checkout_roots, temporary_roots
 from codegen.compilers.command_parser import Compile, Family, Makes
+from codegen.compilers.temporary_roots import Roots
 from codegen.flags import inspect
 
 
@@ -29,7 +30,8 @@ def unmapped(build: ActiveBuild, delivery: Delivery, holds_path: bool, holds_id:
         return "a list of headers names them by their paths: --map-paths does not help"
     if holds_id:
         hip = compile.family is Family.HIPCC
-        what = "clang gives the object an id" if hip else "nvcc names a kernel in an anonymous namespace by an id"
+        nvcc = "gives the module an id" if compile.relocatable else "names a kernel in an anonymous namespace by an id"
+        what = "clang gives the object an id" if hip else f"nvcc {nvcc}"
         return f"{what} that it makes of the source's path: --map-paths does not help"
     if _is_debug(compile):
         return "-G writes the folder's path into the device code: --map-paths does not help"
@@ -56,7 +58,9 @@ def holds_here(build: ActiveBuild, delivery: Delivery) -> str:
         return f"it contains the path of each header that it includes: it holds for {build.project} alone"
     if build.inputs.lookup.precompiled_of(build.plan.actions[0]).present:
         return "a precompiled header holds for one folder alone, and so do the objects of sources that read it"
-    if folder := _named_in_source(build, delivery):
+    # A source that CMake wrote for a unity build names the checkout around the build folder, which may be no root.
+    run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
+    if folder := _named_in_source(build, delivery, checkout_roots.folders_above(build.project, run_folder)):
         return f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
     if compile.objects or not inspect(compile.flags).path_sensitive or delivery.roots:
         return ""
@@ -77,11 +81,16 @@ def _is_debug(compile: Compile) -> bool:
     return compile.family is Family.NVCC and not {*compile.flags}.isdisjoint(("-G", "--device-debug"))
 
 
-def _named_in_source(build: ActiveBuild, delivery: Delivery) -> str:
-    """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none."""
-    compile, roots = delivery.compile, delivery.roots
-    if compile.objects or not roots:
+def _named_in_source(build: ActiveBuild, delivery: Delivery, above: Roots = ()) -> str:
+    """The folder of the checkout that the source's own text names, as CMake's unity sources do; empty if none.
+
+    Args:
+        above: folders that count beside the roots.
+    """
+    compile = delivery.compile
+    if compile.objects or not delivery.roots:
         return ""
+    roots = tuple(dict.fromkeys((*delivery.roots, *above)))
     snapshot = build.inputs.lookup.snapshot
     names = checkout_paths.held(snapshot, bare_text_of(build.store.folder), roots, (compile.source,), by_content=False)
     return max((folder for name, folder in roots if name in (names or ())), key=len, default="")

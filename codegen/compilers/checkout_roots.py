@@ -129,6 +129,16 @@ def roots_of(
     return tuple((name, path) for name, path in found.items() if name in named)
 
 
+def folders_above(folder: str, top: str) -> Roots:
+    """Return the folders above a folder, up to TOP; none if it does not lie there."""
+    if not _is_in(folder, top):
+        return ()
+    parts = folder.split("/")
+    levels = range(1, len(parts) - len(top.rstrip("/").split("/")) + 1)
+    found = ((f"{_HERE}-{level}", "/".join(parts[:-level])) for level in levels)
+    return tuple((name, above) for name, above in found if above)
+
+
 def is_plain(folder: str) -> bool:
     """Tell whether a folder's path is found in whatever contains it: no link leads to it, and no form of text writes it
     otherwise."""

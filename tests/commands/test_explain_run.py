@@ -154,8 +154,11 @@ def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
     foreign.write("a.c", "int a = ALONE;\n")
     foreign.write("b.c", "int b;\n")
     foreign.write("unity.c", f'#include "{folder}/b.c"\n')
+    foreign.write("build/sub/unity.c", f'#include "{folder}/src/b.c"\n')
+    foreign.write("src/b.c", "int b;\n")
     script = (
-        f"gcc -c {folder}/p.h -o {folder}/p.h.gch; gcc -include {folder}/p.h -c {folder}/a.c; gcc -c {folder}/unity.c"
+        f"gcc -c {folder}/p.h -o {folder}/p.h.gch; gcc -include {folder}/p.h -c {folder}/a.c; gcc -c {folder}/unity.c;"
+        f" cd build; gcc -c {folder}/build/sub/unity.c"
     )
     buildd(foreign, folder, "run", "--", "sh", "-c", script)
     said = buildd(foreign, folder, "explain", "--last")[0].splitlines()
@@ -164,6 +167,9 @@ def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
         "p.h": f"it contains the path of each header that it includes: it holds for {folder} alone",
         "a.c": "a precompiled header holds for one folder alone, and so do the objects of sources that read it",
         "unity.c": f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths",
+        "build/sub/unity.c": (
+            f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
+        ),
     }
 
 
@@ -259,16 +265,22 @@ def test_mapping_paths_is_offered_only_where_it_helps(kept_user: User) -> None:
     texts = {
         "own": "namespace { __global__ void k(int *p) { *p = 1; } }\nvoid run(int *p) { k<<<1, 1>>>(p); }\n",
         "file": "__global__ void k(int *p) { *p = 1; }\nchar const *file() { return __FILE__; }\n",
+        "linked": "static __device__ int v;\n__global__ void k(int *p) { *p = v++; }\n",
     }
-    for name, helps in (("own", False), ("file", True)):
+    for name, helps, id_of in (
+        ("own", False, "names a kernel in an anonymous namespace by an id"),
+        ("linked", False, "gives the module an id"),
+        ("file", True, "id"),
+    ):
+        makes = ("-rdc=true", "-fatbin") if name == "linked" else ("-c",)
         for folder in ("one", "two"):
             source = foreign.write(f"{folder}/{name}.cu", texts[name])
-            _, said = buildd(foreign, source.parent, "run", "--", "nvcc", "-arch=sm_80", "-c", str(source))
+            _, said = buildd(foreign, source.parent, "run", "--", "nvcc", "-arch=sm_80", *makes, str(source))
             assert "folder 1" in said or folder == "one"
         assert ("builds with --map-paths" in said and "compiles every source once more" in said) is helps
         assert ("1 object cannot be shared between checkouts, even with --map-paths: " in said) is not helps
         why = buildd(foreign, source.parent, "explain", "--last")[0]
-        assert ("by an id that it makes of the source's path: --map-paths does not help" in why) is not helps
+        assert (f"nvcc {id_of} that it makes of the source's path: --map-paths does not help" in why) is not helps
         assert ("next: call both builds with `buildd run --map-paths`" in why) is helps
 
 
