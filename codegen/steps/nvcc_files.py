@@ -1,10 +1,10 @@
 """Which temporary file of nvcc's steps is which, and what it is called in a template.
 
 Strict: a file that no step writes, or a second module, is `NotUnderstood`. Knows the order in which nvcc's steps read
-each other's files, for an object and for device code alone (-cubin, -ptx, -fatbin); knows no action and no command
-line's syntax (`nvcc_commands`). The names do not depend on the list of architectures, so that adding one does not
-change the steps of the others, and they are the same for an object and for device code alone, so that each finds the
-steps of the other.
+each other's files, for an object and for device code alone (-cubin, -ptx, -fatbin, -ltoir, -optix-ir); knows no
+action and no command line's syntax (`nvcc_commands`). The names do not depend on the list of architectures, so that
+adding one does not change the steps of the others, and they are the same for an object and for device code alone, so
+that each finds the steps of the other.
 """
 
 from __future__ import annotations
