@@ -172,7 +172,7 @@ def watch_kernels(async_compile: Any) -> None:
         here, batch = ledger.present(), _batch
         if here is None or not batch.asked:
             return wait(self, scope)
-        pending = [name for name, value in scope.items() if hasattr(value, "result")]
+        pending = [name for name, value in scope.items() if hasattr(type(value), "result")]
         is_known = {name: type(scope[name]).__name__ == "StaticAutotunerFuture" for name in pending}
         try:
             with _making(here):

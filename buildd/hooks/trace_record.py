@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
+from .inductor_late import without_compiler
 from .trace_frame import Frame
 from .trace_graph import check_graph
 from .trace_guards import RefusedError, built, dumped, shape_of
@@ -310,7 +311,7 @@ def _compiled(frame: Frame, key: str) -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     context = torch._guards.TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
-    with torch._guards.tracing(context), inductor.patch(dict(frame.backend.config)):
+    with torch._guards.tracing(context), inductor.patch(dict(frame.backend.config)), without_compiler():
         local, remote = cache.should_use_local_autograd_cache(), cache.should_use_remote_autograd_cache()
         looked = cache.AOTAutogradCache._lookup(key, local, remote, [], {}, None)
         entry = looked[0] if isinstance(looked, tuple) else looked

@@ -97,6 +97,13 @@ def _keep_traces(convert_frame: "Any") -> None:
         _beside("torch_traces").begin(convert_frame, os.environ["BUILDD_DIR"])
 
 
+def _need_no_compiler(torch: "Any") -> None:
+    """Import Inductor's compiler late: a graph that comes with its trace does without."""
+    asked = os.environ.get("BUILDD_DIR") and os.environ.get("BUILDD_TORCH_TRACES")
+    if asked and _beside("torch_traces").is_wanted():
+        _beside("inductor_late").begin(torch)
+
+
 def _keep_tunings(autotune_cache: "Any") -> None:
     """Keep what Inductor's tuner found, unless the user has a remote cache for it."""
     if os.environ.get("BUILDD_DIR"):
@@ -237,6 +244,13 @@ _watch_codecache = _in_ledger("watch_codecache")
 _watch_tasks = _in_ledger("watch_tasks")
 
 
+def _probe_once(cpu_vec_isa: "Any") -> None:
+    """Keep Inductor from asking again what this machine loads."""
+    _carefully("torch._inductor.cpu_vec_isa", _in_ledger("watch_probes"), cpu_vec_isa)
+    if os.environ.get("BUILDD_DIR"):
+        _beside("inductor_probe").begin(cpu_vec_isa, os.environ["BUILDD_DIR"])
+
+
 def _beside(name: str) -> "Any":
     """Load a file of the folder above as a module."""
     if _PACKAGE not in sys.modules:
@@ -298,6 +312,7 @@ _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _in_ledger("watch_triton", "ledger"),
     "triton.runtime.autotuner": _hook("gpu_turns", "begin_triton"),
+    "torch": _need_no_compiler,
     "torch.library": _hook("torch_registrations", "begin"),
     "triton.runtime.jit": _use_jit,
     "torch._dynamo.backends.registry": _name_backend,
@@ -308,7 +323,7 @@ _THEN = {
     "torch._inductor.codecache": _use_codecache,
     "torch._inductor.compile_fx": _in_ledger("watch_inductor"),
     "torch._inductor.cpp_builder": _in_ledger("watch_compilers"),
-    "torch._inductor.cpu_vec_isa": _in_ledger("watch_probes"),
+    "torch._inductor.cpu_vec_isa": _probe_once,
     "torch._inductor.remote_cache": _share_graphs,
     "torch._inductor.runtime.autotune_cache": _keep_tunings,
     "torch._inductor.runtime.benchmarking": _hook("gpu_turns", "begin_inductor"),

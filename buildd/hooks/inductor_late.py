@@ -1,0 +1,136 @@
+"""Keeps Inductor's compiler out of a process that only runs graphs from the store: its import takes about a second.
+
+torch imports it in four places that need none of it: for the settings of `torch.compile`, in the text of each compiled
+graph (`extern_kernels`), and twice when a graph is loaded (`GraphLowering`, and the decompositions that its compile was
+given). If something else of it is asked for, it is imported then. Runs in the user's own process; standard library and
+torch only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+COMPILER = "torch._inductor.compile_fx"
+DECOMPOSITION = "torch._inductor.decomposition"
+GRAPH = "torch._inductor.graph"
+SELECTION = "torch._inductor.select_algorithm"
+TABLE = "select_decomp_table"
+DIRECT = ("addmm", "baddbmm", "bmm", "convolution", "mm")
+"""Kernels of `extern_kernels` that are torch's functions of the same names."""
+
+
+def begin(torch: types.ModuleType) -> None:
+    """Have `torch.compile` read Inductor's settings without its compiler.
+
+    Args:
+        torch: the module torch, just imported.
+    """
+    wrapper = torch._TorchCompileInductorWrapper
+    if "get_patched_config_dict" not in wrapper.get_compiler_config.__code__.co_names:
+        return
+
+    def get_compiler_config(self: Any) -> Any:
+        import torch._inductor
+        from torch._inductor import config
+
+        _offer_modules(torch._inductor)
+        with config.patch(self.config):
+            return config.get_config_copy()
+
+    wrapper.get_compiler_config = get_compiler_config
+
+
+def _offer_modules(package: types.ModuleType) -> None:
+    """Let programs find the package's modules by attribute, as if the compiler had imported them."""
+    if COMPILER in sys.modules or hasattr(package, "__getattr__"):
+        return
+
+    def __getattr__(name: str) -> Any:
+        # Python's import asks whether a module that it is to import is there already.
+        is_import = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
+        if not is_import and not name.startswith("__"):
+            with contextlib.suppress(ModuleNotFoundError):
+                return importlib.import_module(f"{package.__name__}.{name}")
+        raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
+
+    vars(package)["__getattr__"] = __getattr__
+
+
+class Kernels:
+    """`extern_kernels` of Inductor, for a graph: its kernels, imported once they are called."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in DIRECT:
+            found = getattr(torch, name)
+        else:
+            importlib.import_module(COMPILER)  # as ever, it defines all of them
+            found = getattr(importlib.import_module(SELECTION).extern_kernels, name)
+        setattr(self, name, found)
+        return found
+
+
+class _Lowering:
+    """`GraphLowering` of Inductor before somebody has set anything of it."""
+
+    save_output_code = None
+
+
+def _late(module: str, name: str) -> Any:
+    """A function of a module that is imported once it is called."""
+
+    def function(*arguments: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*arguments, **named)
+
+    return function
+
+
+class _StandIn(types.ModuleType):
+    """Stands for a module of which one thing is used; becomes it as soon as anything else of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loaded(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loaded(), name, value)
+
+    def _loaded(self) -> types.ModuleType:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return importlib.import_module(self.__name__)
+
+
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """While it lasts, a graph from the store is loaded without Inductor's compiler."""
+    given = {
+        SELECTION: ("extern_kernels", Kernels()),
+        GRAPH: ("GraphLowering", _Lowering),
+        DECOMPOSITION: (TABLE, _late(DECOMPOSITION, TABLE)),
+    }
+    stand_ins = []
+    for module, (name, value) in given.items():
+        if module not in sys.modules:
+            stand_in = _StandIn(module)
+            vars(stand_in)[name] = value
+            sys.modules[module] = stand_in
+            stand_ins.append(stand_in)
+    try:
+        yield
+    finally:
+        for stand_in in stand_ins:
+            if sys.modules.get(stand_in.__name__) is stand_in:
+                del sys.modules[stand_in.__name__]
