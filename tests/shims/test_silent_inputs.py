@@ -475,6 +475,22 @@ def test_the_clock_counts_where_clang_does_not_read_the_variable_for_it(project:
     assert project.counts() == (0, 2)
 
 
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_time_zone_counts(project: ForeignProject, compiler: str) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler}")
+    project.write("z.c", "char const *written = __TIMESTAMP__, *day = __DATE__;\n")
+    os.utime(project.folder / "z.c", (1_700_000_000, 1_700_000_000))
+    made = []
+    for zone in ("Asia/Tokyo", "America/Lima", "Asia/Tokyo"):
+        for environ, name in ((project.environ, "ours.o"), (project.plain, "plain.o")):
+            done = project.call(compiler, "-c", "z.c", "-o", name, environ={**environ, "TZ": zone})
+            assert done.returncode == 0, done.stderr
+        assert (project.folder / "ours.o").read_bytes() == (project.folder / "plain.o").read_bytes()
+        made.append((project.folder / "ours.o").read_bytes())
+    assert made[0] == made[2] != made[1]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["INCLUDES", "PTXAS_FLAGS"])
 def test_variables_from_which_nvcc_takes_words(kept_user: User, name: str) -> None:

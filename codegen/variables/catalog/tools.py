@@ -53,6 +53,7 @@ VARIABLES = rows(
     V("LDEMULATION", Kind.STRING, "", (KEY,), "emulation of ld", _KEYED, families=_ALL),
     V("SOURCE_DATE_EPOCH", Kind.INT, "", (KEY,), "time that __DATE__ and __TIME__ show, seconds since 1970", _KEYED,
       families=_ALL),
+    V("TZ", Kind.STRING, "", (KEY,), "time zone that __DATE__, __TIME__ and __TIMESTAMP__ show", _KEYED, families=_ALL),
     V("CCC_OVERRIDE_OPTIONS", Kind.STRING, "", (KEY,), "edits clang's command line", _KEYED, families=_HIP),
     V("DEPENDENCIES_OUTPUT", Kind.PATH, "", (STRIP,), "file that gcc writes its headers into", _SIDE),
     V("SUNPRO_DEPENDENCIES", Kind.PATH, "", (STRIP,), "the same, with system headers", _SIDE),
