@@ -1,7 +1,7 @@
 """Keeps Inductor's compiler out of a process that only runs graphs from the store: its import takes about a second.
 
-torch imports it in four places that need none of it: for the settings of `torch.compile`, in the text of each compiled
-graph (`extern_kernels`), and twice when a graph is loaded (`GraphLowering`, and the decompositions that its compile was
+torch imports it in places that need none of it: for the settings of `torch.compile`, in the text of each compiled graph
+(`extern_kernels` and `align`), and when a graph is loaded (`GraphLowering`, and the decompositions that its compile was
 given). If something else of it is asked for, it is imported then. Runs in the user's own process; standard library and
 torch only.
 """
@@ -16,9 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 COMPILER = "torch._inductor.compile_fx"
+DEBUG = "torch._inductor.debug"
 DECOMPOSITION = "torch._inductor.decomposition"
 GRAPH = "torch._inductor.graph"
 SELECTION = "torch._inductor.select_algorithm"
+PLANNING = "torch._inductor.codegen.memory_planning"
+ALIGN = "_align"
 TABLE = "select_decomp_table"
 DIRECT = ("addmm", "baddbmm", "bmm", "convolution", "mm")
 """Kernels of `extern_kernels` that are torch's functions of the same names."""
@@ -53,6 +56,10 @@ def _offer_modules(package: types.ModuleType) -> None:
     def __getattr__(name: str) -> Any:
         # Python's import asks whether a module that it is to import is there already.
         is_import = sys._getframe(1).f_code.co_filename.startswith("<frozen importlib")
+        if not is_import and name == "debug":
+            # Each call of a graph asks whether it is to be recorded, until somebody imports the module.
+            found = vars(package)[name] = _stand_in(DEBUG, "RECORD_GRAPH_EXECUTION", False)
+            return found
         if not is_import and not name.startswith("__"):
             with contextlib.suppress(ModuleNotFoundError):
                 return importlib.import_module(f"{package.__name__}.{name}")
@@ -113,6 +120,12 @@ class _StandIn(types.ModuleType):
         return importlib.import_module(self.__name__)
 
 
+def _stand_in(module: str, name: str, value: Any) -> _StandIn:
+    made = _StandIn(module)
+    vars(made)[name] = value
+    return made
+
+
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
     """While it lasts, a graph from the store is loaded without Inductor's compiler."""
@@ -120,13 +133,12 @@ def without_compiler() -> Iterator[None]:
         SELECTION: ("extern_kernels", Kernels()),
         GRAPH: ("GraphLowering", _Lowering),
         DECOMPOSITION: (TABLE, _late(DECOMPOSITION, TABLE)),
+        PLANNING: (ALIGN, _late(PLANNING, ALIGN)),
     }
     stand_ins = []
     for module, (name, value) in given.items():
         if module not in sys.modules:
-            stand_in = _StandIn(module)
-            vars(stand_in)[name] = value
-            sys.modules[module] = stand_in
+            sys.modules[module] = stand_in = _stand_in(module, name, value)
             stand_ins.append(stand_in)
     try:
         yield

@@ -45,12 +45,14 @@ for name, called, given in (("linear", linear, (x, y, z)), ("convolved", convolv
     value.sum().backward()
     wanted = called._torchdynamo_orig_callable(*given)
     assert torch.allclose(value, wanted, atol=1e-4), name
-    found[name] = "torch._inductor.compile_fx" in sys.modules
+    found[name] = [each for each in ("compile_fx", "ir", "scheduler") if f"torch._inductor.{each}" in sys.modules]
 found["probes"] = sum("dlopen" in " ".join(words) or "LoadLibrary" in " ".join(words) for words in started)
 found["stand-ins"] = [name for name, module in sys.modules.items() if type(module).__name__ == "_StandIn"]
 if "attributes" in sys.argv:
     found["lowering"] = torch._inductor.lowering.__name__  # as after torch's own torch.compile
     found["nothing"] = hasattr(torch._inductor, "nothing_of_this_name")
+    torch._inductor.debug.RECORD_GRAPH_EXECUTION
+    found["debug"] = [torch._inductor.debug.DebugContext.__module__, type(torch._inductor.debug).__name__]
 if "later" in sys.argv:
     torch.compile(lambda v: v.cos() * 3)(x)
     from torch._inductor.select_algorithm import extern_kernels
@@ -92,6 +94,7 @@ def test_a_program_finds_the_modules_of_the_compiler(user: User) -> None:
     found = ran(user, "attributes")
     assert not found["linear"]
     assert found["lowering"] == "torch._inductor.lowering" and not found["nothing"]
+    assert found["debug"] == ["torch._inductor.debug", "module"]
 
 
 def test_what_is_compiled_later_has_the_compiler_itself(user: User) -> None:
