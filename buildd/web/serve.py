@@ -193,9 +193,9 @@ def _listener(port: int) -> socket.socket:
 
 
 def _publish(folder: Folder, place: ServerPlace) -> None:
-    """Write where the server is, its token for Prometheus (`credentials_file`), and a page that leads to it."""
-    _write_private(folder.path / _FILE, msgspec.json.encode(place))
+    """Write the server's token for Prometheus (`credentials_file`), and where the server is: that says that it is there."""
     _write_private(folder.path / _TOKEN, place.token.encode())
+    _write_private(folder.path / _FILE, msgspec.json.encode(place))
 
 
 def opener(environ: Mapping[str, str], place: ServerPlace, path: str) -> Path:

@@ -269,7 +269,7 @@ def test_a_folder_that_just_changed_has_no_trusted_stamp(tmp_path: Path) -> None
 def test_whether_something_young_was_seen(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text("x")
     (tmp_path / "b.cu").write_text("x")
-    stamp = stamp_of(str(tmp_path / "b.cu"))
+    stamp = stamp_of(str(tmp_path / "a.cu"))
     assert stamp is not None
     now_ns = stamp.ctime_ns + SECOND
     snapshot = Snapshot(Files(now_ns=lambda: now_ns), str(tmp_path))
