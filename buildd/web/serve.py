@@ -193,7 +193,7 @@ def _listener(port: int) -> socket.socket:
 
 
 def _publish(folder: Folder, place: ServerPlace) -> None:
-    """Write the server's token for Prometheus (`credentials_file`), and where the server is: that says that it is there."""
+    """Write the server's token for Prometheus (`credentials_file`), then where the server is: that announces it."""
     _write_private(folder.path / _TOKEN, place.token.encode())
     _write_private(folder.path / _FILE, msgspec.json.encode(place))
 
