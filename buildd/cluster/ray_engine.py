@@ -284,7 +284,9 @@ class RayEngine:
             self._breaker.failed(time.monotonic())
 
     def _judge(self, tool: RemoteTool, status: int) -> None:
-        """Take note of how a job ended on its node."""
+        """Take note of how a job ended on its node. A kernel that is measured may end its process by itself."""
+        if tool.parcel.gpus:
+            return
         if status == 0 or tool.recalled:
             self._failures.pop(tool.node, None)
             return

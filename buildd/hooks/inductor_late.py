@@ -1,9 +1,9 @@
 """Keeps Inductor's compiler out of a process that only runs graphs from the store: its import takes about a second.
 
 torch imports it in places that need none of it: for the settings of `torch.compile`, in the text of each compiled graph
-(`extern_kernels` and `align`), and when a graph is loaded (`GraphLowering`, and the decompositions that its compile was
-given). If something else of it is asked for, it is imported then. Runs in the user's own process; standard library and
-torch only.
+(`extern_kernels` and `align`), when a graph is loaded (`GraphLowering`, and the decompositions that its compile was
+given), and when it is called (whether calls are recorded). If something else of it is asked for, it is imported then.
+Runs in the user's own process; standard library and torch only.
 """
 
 from __future__ import annotations

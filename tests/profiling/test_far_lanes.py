@@ -85,6 +85,14 @@ def test_rows_of_nodes_are_those_of_a_gpu_here(tmp_path: Path, store: Store, sho
     assert left() <= before, "nothing stays on a node"
 
 
+def test_kernels_that_end_their_process_leave_a_node_in_use(
+    tmp_path: Path, store: Store, shown: dict[str, str]
+) -> None:
+    bench = WordBench(tmp_path, store, *(f"crash {number}" for number in range(4)), "time 8")
+    summary = profile(bench, fake_settings(tmp_path, gpus={"beta": 1}), shown)
+    assert (summary.measured, summary.failed) == (1, 4) and not bench.said, bench.said
+
+
 def _form(row: object) -> object:
     """A row without the moment; a slow candidate may be measured before or after a fast one."""
     fields = msgspec.to_builtins(row)
