@@ -80,6 +80,8 @@ def skipped(
         return []
     digests = {fact.digest for fact in once.values()}
     sizes = {fact.stamp.size for fact in once.values()}
+    # The names of files in the list may lead up, as in ../include/x.h; those of the search are absolute there.
+    listed = {files.normal(snapshot.absolute(path)) for path in facts}
     found: dict[str, None] = {}
     for path in _candidates(files, action, tool, own, once):
         if path in facts:
@@ -93,7 +95,7 @@ def skipped(
         ):
             continue
         normal = files.normal(snapshot.absolute(path))
-        if normal not in facts and not normal.startswith(installed):
+        if normal not in listed and not normal.startswith(installed):
             found[normal] = None
     return list(found)
 

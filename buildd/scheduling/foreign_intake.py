@@ -192,8 +192,9 @@ class ForeignIntake:
         figures: Figures,
     ) -> ActiveBuild:
         """Plan a compile. In a worker thread. Raises PassThrough."""
-        lists = compile.makes is Makes.RULES
-        if compile.family is Family.NVCC and isinstance(steps, str) and not (compile.objects or lists):
+        # The whole of nvcc names a module after the source's path, unless the host compiler alone compiles it.
+        nameless = compile.objects or compile.makes is Makes.RULES or compile_plan.is_for_host(compile)
+        if compile.family is Family.NVCC and isinstance(steps, str) and not nameless:
             roots = ()
         headers = compile_plan.header_folders(compile, described)
         umask = USUAL_UMASK if request.umask is None else request.umask

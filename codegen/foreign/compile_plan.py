@@ -138,7 +138,7 @@ def steps(compile: Compile, described: Described, roots: temporary_roots.Roots, 
     )
 
 
-def _is_for_host(compile: Compile) -> bool:
+def is_for_host(compile: Compile) -> bool:
     """Tell whether nvcc has the host compiler compile a source as it is, without a module of its own."""
     told = any(flag in ("-x", "--x") or flag.startswith(("-x=", "--x=")) for flag in compile.flags)
     return language_of(compile.source) in ("c", "c++") and not told
@@ -168,7 +168,7 @@ def plan(
     effects = inspect(flags)
     environment = described.environment
     # In steps, -g concerns the host compile alone, which writes the mapped paths.
-    maps = not nvcc or isinstance(steps, Steps)
+    maps = not nvcc or isinstance(steps, Steps) or is_for_host(compile)
     mapped = maps and temporary_roots.is_mapped(compile.flags, roots, request.project)
     mapped = mapped or checkout_roots.is_mapped(flags, roots)
     tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
@@ -176,7 +176,7 @@ def plan(
     # In steps buildd chooses the name, from the stable name of a temporary folder; a result that shows a name which
     # was chosen by a checkout's folder is bound to that folder. A precompiled header contains the path of every
     # included file.
-    named = nvcc and (bool(compile.objects) or linked or not _is_for_host(compile))
+    named = nvcc and (bool(compile.objects) or linked or not is_for_host(compile))
     named_by_path = named and not roots
     # The folder of a result that is bound to it is in the input set, so that a miss can name the other checkout.
     # gcc writes the working folder into what it makes for a link with -flto.

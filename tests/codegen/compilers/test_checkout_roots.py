@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -276,6 +277,21 @@ def test_another_checkout_hits_where_no_path_reaches_the_object(user: User) -> N
     assert foreign.counts()[0] == hits + 2
     (checkouts.folders[1] / "include/h.h").write_text("#define H 4\n")
     assert checkouts.twice(*COMPILE, "-O1", "@/src/a.cpp") == (0, 2)
+
+
+@needs_gcc
+@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc"])
+def test_another_checkout_hits_with_files_of_another_age(user: User, tool: str) -> None:
+    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
+        pytest.skip(f"no {tool}")
+    name = f"age-{tool}"
+    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
+    checkouts = Checkouts(foreign, {f"src/{name}.cpp": f'#include "h.h"\nint {name[:3]}_{tool[0]}() {{ return H; }}\n'})
+    # gcc takes equal headers with `#pragma once` for one if both were written in the same second.
+    for number, folder in enumerate(checkouts.folders):
+        os.utime(folder / "include/h.h", (1_700_000_000 + number, 1_700_000_000 + number))
+    assert checkouts.twice(tool, "-I../include", "-c", f"../src/{name}.cpp") == (1, 1)
+    assert checkouts.twice(tool, "-O2", "-I@/include", "-c", f"@/src/{name}.cpp") == (1, 1)
 
 
 @needs_gcc
