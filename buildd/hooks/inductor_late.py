@@ -3,13 +3,15 @@
 torch imports it in places that need none of it: for the settings of `torch.compile`, in the text of each compiled graph
 (`extern_kernels` and `align`), when a graph is loaded (`GraphLowering`, and the decompositions that its compile was
 given), and when it is called (whether calls are recorded). If something else of it is asked for, it is imported then.
-Runs in the user's own process; standard library and torch only.
+So is networkx, which AOTAutograd imports for a way to divide graphs that few programs ask for. Runs in the user's own
+process; standard library and torch only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ SELECTION = "torch._inductor.select_algorithm"
 PLANNING = "torch._inductor.codegen.memory_planning"
 ALIGN = "_align"
 TABLE = "select_decomp_table"
+OF_NETWORKS = {"graph_info_provider": "GraphInfoProvider", "knapsack_evaluator": "KnapsackEvaluator"}
+"""Modules of torch._functorch._activation_checkpointing that import networkx, with what AOTAutograd imports of each."""
 DIRECT = ("addmm", "baddbmm", "bmm", "convolution", "mm")
 """Kernels of `extern_kernels` that are torch's functions of the same names."""
 
@@ -46,6 +50,30 @@ def begin(torch: types.ModuleType) -> None:
             return config.get_config_copy()
 
     wrapper.get_compiler_config = get_compiler_config
+
+
+def without_networks(package: types.ModuleType) -> None:
+    """Let AOTAutograd's partitioners be imported without networkx.
+
+    Args:
+        package: torch._functorch._activation_checkpointing, just imported.
+    """
+    for name, kind in OF_NETWORKS.items():
+        module = f"{package.__name__}.{name}"
+        if module not in sys.modules and importlib.util.find_spec(module) is not None:
+            sys.modules[module] = _stand_in(module, kind, _Late(module, kind))
+
+
+def with_networks(partitioners: types.ModuleType) -> None:
+    """Let everybody else import the modules themselves.
+
+    Args:
+        partitioners: torch._functorch.partitioners, just imported.
+    """
+    for name in OF_NETWORKS:
+        module = f"{partitioners.__package__}._activation_checkpointing.{name}"
+        if isinstance(sys.modules.get(module), _StandIn):
+            del sys.modules[module]
 
 
 def _offer_modules(package: types.ModuleType) -> None:
@@ -91,13 +119,23 @@ class _Lowering:
     save_output_code = None
 
 
-def _late(module: str, name: str) -> Any:
-    """A function of a module that is imported once it is called."""
+class _Late:
+    """A function or class of a module that is imported once it is called, or once something of it is asked for."""
 
-    def function(*arguments: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*arguments, **named)
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
 
-    return function
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._imported()(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._imported(), name)
+
+    def _imported(self) -> Any:
+        module = importlib.import_module(self._module)
+        return getattr(module.loaded() if isinstance(module, _StandIn) else module, self._name)
 
 
 class _StandIn(types.ModuleType):
@@ -106,15 +144,15 @@ class _StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._loaded(), name)
+        return getattr(self.loaded(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
         else:
-            setattr(self._loaded(), name, value)
+            setattr(self.loaded(), name, value)
 
-    def _loaded(self) -> types.ModuleType:
+    def loaded(self) -> types.ModuleType:
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return importlib.import_module(self.__name__)
@@ -132,8 +170,8 @@ def without_compiler() -> Iterator[None]:
     given = {
         SELECTION: ("extern_kernels", Kernels()),
         GRAPH: ("GraphLowering", _Lowering),
-        DECOMPOSITION: (TABLE, _late(DECOMPOSITION, TABLE)),
-        PLANNING: (ALIGN, _late(PLANNING, ALIGN)),
+        DECOMPOSITION: (TABLE, _Late(DECOMPOSITION, TABLE)),
+        PLANNING: (ALIGN, _Late(PLANNING, ALIGN)),
     }
     stand_ins = []
     for module, (name, value) in given.items():

@@ -9,10 +9,13 @@ anything goes wrong, Dynamo traces. Runs in the user's own process; standard lib
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import inspect
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from . import ledger, tier_door, trace_key
@@ -68,7 +71,8 @@ def begin(convert_frame: Any, store: str) -> None:
                     is_watched = True
                 key = trace_key.key_of(frame.place, frame.backend, frame.asked, frame.f_locals, shelf.folder)
                 slots = [f"{key}-{number}" for number in range(SLOTS)]
-                found = _taken(frame, shelf, slots)
+                with _collector_paused():
+                    found = _taken(frame, shelf, slots)
                 if found is not None:
                     note_found(store, FOUND_TRACE)
                     return found
@@ -88,6 +92,19 @@ def begin(convert_frame: Any, store: str) -> None:
         return answer
 
     convert_frame._compile = _compile
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python from looking through the program's objects, a quarter of a second each time where torch and models
+    are loaded, because a trace makes many that stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _shelf(store: str) -> Shelf | None:

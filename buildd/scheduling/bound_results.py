@@ -62,6 +62,10 @@ def holds_here(build: ActiveBuild, delivery: Delivery) -> str:
     run_folder = build.request.environment.get(checkout_roots.RUN_FOLDER, "")
     if folder := _named_in_source(build, delivery, checkout_roots.folders_above(build.project, run_folder)):
         return f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
+    if not delivery.roots and (flag := checkout_roots.hiding_flag(compile, build.project, run_folder, compile.flags)):
+        return (
+            f"with {flag} the result may show its folder where buildd does not find it: it holds for that folder alone"
+        )
     if compile.objects or not inspect(compile.flags).path_sensitive or delivery.roots:
         return ""
     if compile.family is Family.HIPCC:

@@ -129,6 +129,15 @@ def roots_of(
     return tuple((name, path) for name, path in found.items() if name in named)
 
 
+def hiding_flag(compile: Compile, folder: str, run_folder: str, flags: Sequence[str]) -> str:
+    """Return the flag without which folders of the checkout would be roots of a compile; empty if there is none. See
+    `roots_of`."""
+    words = flag_words(flags)
+    hiding = [word for word in words if _HIDES.fullmatch(word)]
+    others = [word for word in words if word not in hiding]
+    return hiding[0] if hiding and roots_of(compile, folder, run_folder, others, ()) else ""
+
+
 def folders_above(folder: str, top: str) -> Roots:
     """Return the folders above a folder, up to TOP; none if it does not lie there."""
     if not _is_in(folder, top):

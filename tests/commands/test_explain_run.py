@@ -158,7 +158,7 @@ def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
     foreign.write("src/b.c", "int b;\n")
     script = (
         f"gcc -c {folder}/p.h -o {folder}/p.h.gch; gcc -include {folder}/p.h -c {folder}/a.c; gcc -c {folder}/unity.c;"
-        f" cd build; gcc -c {folder}/build/sub/unity.c"
+        f" cd build; gcc -c {folder}/build/sub/unity.c; gcc -S {folder}/src/b.c -o {folder}/b.s"
     )
     buildd(foreign, folder, "run", "--", "sh", "-c", script)
     said = buildd(foreign, folder, "explain", "--last")[0].splitlines()
@@ -170,6 +170,7 @@ def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
         "build/sub/unity.c": (
             f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
         ),
+        "src/b.c": "with -S the result may show its folder where buildd does not find it: it holds for that folder alone",
     }
 
 

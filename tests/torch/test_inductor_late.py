@@ -18,7 +18,7 @@ from tests.support.user import User
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3000)]
 
 PROGRAM = """
-import json, subprocess, sys
+import gc, json, subprocess, sys
 import torch
 
 started = []
@@ -47,6 +47,8 @@ for name, called, given in (("linear", linear, (x, y, z)), ("convolved", convolv
     assert torch.allclose(value, wanted, atol=1e-4), name
     found[name] = [each for each in ("compile_fx", "ir", "scheduler") if f"torch._inductor.{each}" in sys.modules]
 found["probes"] = sum("dlopen" in " ".join(words) or "LoadLibrary" in " ".join(words) for words in started)
+found["collector"] = gc.isenabled()
+found["networks"] = "networkx" in sys.modules
 found["stand-ins"] = [name for name, module in sys.modules.items() if type(module).__name__ == "_StandIn"]
 if "attributes" in sys.argv:
     found["lowering"] = torch._inductor.lowering.__name__  # as after torch's own torch.compile
@@ -59,6 +61,14 @@ if "later" in sys.argv:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.decomposition import select_decomp_table
     found["real"] = [type(extern_kernels).__name__, GraphLowering.__mro__[-2].__name__, len(select_decomp_table()) > 9]
+    from torch._functorch import partitioners
+    from torch._functorch._activation_checkpointing.graph_info_provider import GraphInfoProvider
+    nodes = [["a", "b"], [("a", "b")], ["b"], {"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0}]
+    provider = partitioners.GraphInfoProvider(*nodes)
+    judge = partitioners.KnapsackEvaluator(graph_info_provider=provider)
+    found["divided"] = [isinstance(provider, GraphInfoProvider), "networkx" in sys.modules]
+    found["judged"] = type(judge).__module__.rpartition(".")[2], type(judge).__name__
+    found["known"] = partitioners.GraphInfoProvider.inialize_from_graph == GraphInfoProvider.inialize_from_graph
     found["same"] = {name: getattr(extern_kernels, name) is getattr(torch, name) for name in DIRECT}
 print(json.dumps(found))
 """
@@ -87,7 +97,8 @@ def ran(user: User, *words: str) -> dict[str, Any]:
 def test_graphs_from_the_store_run_without_the_compiler(user: User) -> None:
     found = ran(user)
     assert not found["linear"] and not found["convolved"]
-    assert found["probes"] == 0 and found["stand-ins"] == []
+    assert found["probes"] == 0 and found["stand-ins"] == [] and not found["networks"]
+    assert found["collector"]
 
 
 def test_a_program_finds_the_modules_of_the_compiler(user: User) -> None:
@@ -101,4 +112,6 @@ def test_what_is_compiled_later_has_the_compiler_itself(user: User) -> None:
     found = ran(user, "later")
     assert not found["linear"]
     assert found["real"] == ["KernelNamespace", "Interpreter", True]
+    assert found["divided"] == [True, True] and found["known"]
+    assert found["judged"] == ["knapsack_evaluator", "KnapsackEvaluator"]
     assert found["same"] == dict.fromkeys(DIRECT, True), "the kernels that a graph gets at once are Inductor's own"

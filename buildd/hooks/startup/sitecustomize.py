@@ -97,11 +97,15 @@ def _keep_traces(convert_frame: "Any") -> None:
         _beside("torch_traces").begin(convert_frame, os.environ["BUILDD_DIR"])
 
 
-def _need_no_compiler(torch: "Any") -> None:
-    """Import Inductor's compiler late: a graph that comes with its trace does without."""
-    asked = os.environ.get("BUILDD_DIR") and os.environ.get("BUILDD_TORCH_TRACES")
-    if asked and _beside("torch_traces").is_wanted():
-        _beside("inductor_late").begin(torch)
+def _with_traces(entry: str) -> "Any":
+    """Import late what a graph that comes with its trace does without."""
+
+    def begin(module: "Any") -> None:
+        asked = os.environ.get("BUILDD_DIR") and os.environ.get("BUILDD_TORCH_TRACES")
+        if asked and _beside("torch_traces").is_wanted():
+            getattr(_beside("inductor_late"), entry)(module)
+
+    return begin
 
 
 def _keep_tunings(autotune_cache: "Any") -> None:
@@ -312,7 +316,9 @@ _THEN = {
     "triton.runtime.cache": _share_triton,
     "triton.compiler.compiler": _in_ledger("watch_triton", "ledger"),
     "triton.runtime.autotuner": _hook("gpu_turns", "begin_triton"),
-    "torch": _need_no_compiler,
+    "torch": _with_traces("begin"),
+    "torch._functorch._activation_checkpointing": _with_traces("without_networks"),
+    "torch._functorch.partitioners": _with_traces("with_networks"),
     "torch.library": _hook("torch_registrations", "begin"),
     "triton.runtime.jit": _use_jit,
     "torch._dynamo.backends.registry": _name_backend,
