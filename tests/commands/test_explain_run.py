@@ -170,7 +170,9 @@ def test_what_can_serve_one_folder_alone_says_so(kept_user: User) -> None:
         "build/sub/unity.c": (
             f"the source itself names {folder}: its object holds for that folder alone, also with --map-paths"
         ),
-        "src/b.c": "with -S the result may show its folder where buildd does not find it: it holds for that folder alone",
+        "src/b.c": (
+            "with -S the result may show its folder where buildd does not find it: it holds for that folder alone"
+        ),
     }
 
 
