@@ -280,7 +280,7 @@ def test_another_checkout_hits_where_no_path_reaches_the_object(user: User) -> N
 
 
 @needs_gcc
-@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc"])
+@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", "hipcc"])
 def test_another_checkout_hits_with_files_of_another_age(user: User, tool: str) -> None:
     if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
         pytest.skip(f"no {tool}")
@@ -289,9 +289,11 @@ def test_another_checkout_hits_with_files_of_another_age(user: User, tool: str) 
     checkouts = Checkouts(foreign, {f"src/{name}.cpp": f'#include "h.h"\nint {name[:3]}_{tool[0]}() {{ return H; }}\n'})
     # gcc takes equal headers with `#pragma once` for one if both were written in the same second.
     for number, folder in enumerate(checkouts.folders):
-        os.utime(folder / "include/h.h", (1_700_000_000 + number, 1_700_000_000 + number))
-    assert checkouts.twice(tool, "-I../include", "-c", f"../src/{name}.cpp") == (1, 1)
-    assert checkouts.twice(tool, "-O2", "-I@/include", "-c", f"@/src/{name}.cpp") == (1, 1)
+        for place in (folder, *folder.rglob("*")):
+            os.utime(place, (1_700_000_000 + number, 1_700_000_000 + number))
+    flags = ("--offload-arch=gfx90a",) if tool == "hipcc" else ()
+    assert checkouts.twice(tool, *flags, "-I../include", "-c", f"../src/{name}.cpp") == (1, 1)
+    assert checkouts.twice(tool, *flags, "-O2", "-I@/include", "-c", f"@/src/{name}.cpp") == (1, 1)
 
 
 @needs_gcc
