@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from codegen.compilers import clang_hip, linking, nvcc
 from codegen.compilers.command_parser import Compile, Family, Makes, Parser, PassThrough, Reason, language_of
+from codegen.flags import inspect
 from codegen.foreign.gcc_options import GccParser
-from codegen.foreign.nvcc_options import NvccParser
+from codegen.foreign.nvcc_options import REPLACED_BY_SHELLS, NvccParser
 from codegen.reach import Reach, reach_of, read_regular
 
 MOST_NESTED = 8
@@ -173,8 +174,9 @@ def _expanded(arguments: Sequence[str], family: Family, folder: str, read: list[
             if os.path.getsize(path) > MOST_ARGUMENT_BYTES:
                 raise PassThrough(Reason.TOO_LONG, name)
             text = read_regular(path).decode()
-            if "\\" in text:
-                raise ValueError("each tool reads a backslash in its own way")
+            if "\\" in text or (family is Family.NVCC and "'" in text):
+                # nvcc removes double quotes, and takes a single one for a character like any other.
+                raise ValueError("each tool reads these in its own way")
             words = shlex.split(text)
         except (OSError, ValueError) as error:
             raise PassThrough(Reason.RESPONSE_FILE, name) from error
@@ -213,11 +215,17 @@ def _check_environment(family: Family, environment: dict[str, str]) -> tuple[str
             flags = shlex.split(environment[name])
         except ValueError as error:
             raise PassThrough(Reason.ENVIRONMENT, name) from error
+        # hipcc gives the variable to a shell as it is, and nvcc some of its words.
+        if match := REPLACED_BY_SHELLS.search(environment[name]):
+            detail = f"{name}, where a shell replaces {match[0].lstrip(', ')}"
+            raise PassThrough(Reason.ENVIRONMENT, detail)
         parser = NvccParser() if family is Family.NVCC else GccParser(family)
         # conda names the host compiler so. The tool's description asks nvcc for it, as it does for NVCC_CCBIN.
         flags, host = nvcc.without_host(flags) if family is Family.NVCC else (flags, "")
         parser.run(flags)
         if not parser.only_flags or (host and "/" in host and not os.path.isabs(host)):
             raise PassThrough(Reason.ENVIRONMENT, name)
+        if why := inspect(flag for flag in flags if not flag.startswith("-arch=")).uncacheable:
+            raise PassThrough(Reason.ENVIRONMENT, f"{name}: {why}")
         found.extend(flags)
     return tuple(found)

@@ -99,6 +99,10 @@ _LINKS_DIFFERENTLY = frozenset(
 """Options that do more than compile and link with libraries."""
 _READ_BY_SHELLS = re.compile(r'["$`\\\n]')
 """What a path cannot hold for nvcc's shell to read it as it is."""
+_GIVEN_TO_SHELLS = frozenset({"-D", "-U", "-Xcompiler", "-e", "-frandom-seed"})
+"""Options whose values nvcc's shell reads as they are. nvcc puts a backslash before a dollar sign of the others."""
+REPLACED_BY_SHELLS = re.compile(r"\$\w*|`|(?:\A|[\s,])~")
+"""What a shell replaces: by a variable that is in no key, by what a command prints, or by the caller's home."""
 _SPLIT_BY_FATBINARY = re.compile(r",(?=[^/]*\Z)")
 """What a source's own name cannot hold, because nvcc names temporary files after it."""
 _FOR_COMPILES = re.compile(
@@ -156,6 +160,8 @@ class NvccParser(Parser):
             if not self._forwards:
                 raise PassThrough(Reason.UNKNOWN_OPTION, self._unknown[0])
             self._for_host(self._unknown)
+            for word in self._unknown:
+                self._given_to_shell(word, word)
 
     def source(self, path: str) -> None:
         if match := _READ_BY_SHELLS.search(path) or _SPLIT_BY_FATBINARY.search(path):
@@ -202,6 +208,8 @@ class NvccParser(Parser):
     def _valued(self, option: str, value: str, spelled: list[str]) -> None:
         self._link_alike = self._link_alike and option not in _LINKS_DIFFERENTLY
         self._named += option in ("-arch", "-code", "-gencode")
+        if option in _GIVEN_TO_SHELLS:
+            self._given_to_shell(value, " ".join(spelled))
         match option:
             case "-o":
                 self.named_output(value)
@@ -234,6 +242,12 @@ class NvccParser(Parser):
                     if not _PASSED[option].fullmatch(word):
                         raise PassThrough(Reason.UNKNOWN_OPTION, f"{option} {word}")
         self.kept += spelled
+
+    def _given_to_shell(self, value: str, spelled: str) -> None:
+        """Leave a command to nvcc if its shell would replace something in a value."""
+        if match := REPLACED_BY_SHELLS.search(value):
+            detail = f"{spelled}, where nvcc's shell replaces {match[0].lstrip(', ')}"
+            self.stop = self.stop or (Reason.UNSUPPORTED_OPTION, detail)
 
     def _once(self, option: str, before: str) -> None:
         """Leave a command to nvcc that gives an option twice: nvcc warns, and takes the last value."""

@@ -360,6 +360,16 @@ def test_options_that_say_where_gcc_has_its_parts_describe_the_tool() -> None:
     assert set(redacted) < set(parsed("gcc", *redacted, "-c", "a.c").flags)
 
 
+def test_nvccs_shell_replaces_nothing() -> None:
+    for flags in (["-D", "A=$B"], ["-U$B"], ["-Xcompiler", "-include,~/x"], ["-e", "k`date`"], ["-frandom-seed=$B"]):
+        assert refused("nvcc", "-c", *flags, "a.cu") is Reason.UNSUPPORTED_OPTION, flags
+    forwarded = ("-forward-unknown-to-host-compiler", "-Wl,-rpath,$B")
+    assert refused("nvcc", "-c", *forwarded, "a.cu") is Reason.UNSUPPORTED_OPTION
+    assert parsed("nvcc", "-c", "-I$B", "-DA=~", "a.cu").flags == ("-c", "-I$B", "-DA=~")
+    assert parsed("nvcc", "-Xlinker=-rpath,$ORIGIN", "a.o", "-o", "a").makes is Makes.LINKED
+    assert parsed("gcc", "-c", "-DA=$B", "a.c").source == "a.c"
+
+
 def test_flags_in_the_environment_must_be_plain_flags() -> None:
     assert parsed("nvcc", "-c", "a.cu", NVCC_APPEND_FLAGS="-lineinfo -Xcompiler -Wall").source == "a.cu"
     assert parsed("nvcc", "-c", "a.cu", NVCC_PREPEND_FLAGS=" -ccbin=/env/bin/x86_64-conda-linux-gnu-c++").host == ""
@@ -368,6 +378,10 @@ def test_flags_in_the_environment_must_be_plain_flags() -> None:
             Reason.ENVIRONMENT,
             Reason.UNSUPPORTED_OPTION,
         ), flags
+    for flags in ("-DA=$B", "-I $B", "-Xcompiler -fstack-usage", "-DA=__TIME__", "-Xcompiler -march=native"):
+        assert refused("nvcc", "-c", "a.cu", NVCC_APPEND_FLAGS=flags) is Reason.ENVIRONMENT, flags
+        hipccs = {"HIPCC_COMPILE_FLAGS_APPEND": flags.removeprefix("-Xcompiler ")}
+        assert refused("hipcc", "--offload-arch=gfx906", "-c", "a.hip", **hipccs) is Reason.ENVIRONMENT, flags
     for name in ("SUNPRO_DEPENDENCIES", "DEPENDENCIES_OUTPUT", "LD_PRELOAD", "CC_PRINT_HEADERS_FILE"):
         assert refused("gcc", "-c", "a.c", **{name: "x"}) is Reason.ENVIRONMENT
 
@@ -386,13 +400,15 @@ def test_folders_of_gccs_parts_are_absolute() -> None:
 
 
 def test_response_files_are_read_in_their_place(tmp_path: Path) -> None:
-    (tmp_path / "one").write_text("-O2 '-DX=a b'\n-c a.cu")
+    (tmp_path / "one").write_text('-O2 "-DX=a b"\n-c a.cu')
     (tmp_path / "two").write_text("@one")
     (tmp_path / "three").write_text("-DX=a\\ b")
     (tmp_path / "four").write_text("-DX " * 30_000)
+    (tmp_path / "five").write_text("'-DX=a'")
     found = parsed("nvcc", "--options-file", "one", "-o", "x.o", folder=str(tmp_path))
     assert found.arguments == ("-O2", "-DX=a b", "-c", "a.cu") and found.read == (str(tmp_path / "one"),)
-    for name, reason in (("two", Reason.RESPONSE_FILE), ("three", Reason.RESPONSE_FILE), ("four", Reason.TOO_LONG)):
+    reasons = {"four": Reason.TOO_LONG, **dict.fromkeys(("two", "three", "five"), Reason.RESPONSE_FILE)}
+    for name, reason in reasons.items():
         with pytest.raises(PassThrough) as why:
             parsed("nvcc", "-optf", name, folder=str(tmp_path))
         assert why.value.reason is reason
