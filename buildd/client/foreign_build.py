@@ -218,7 +218,8 @@ def odd_options(calls: Iterable[Explained]) -> Iterator[str]:
     if named:
         more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
         shown = ", ".join(named[:_MOST_NAMED])
-        yield f"passed through because of {shown}{more}: `buildd explain --last` names the calls"
+        # A detail may be a sentence: "-fstack-usage writes a report".
+        yield f"options keep calls out of the cache: {shown}{more} (`buildd explain --last` names the calls)"
 
 
 def advice(figures: BuildFigures, mapped: str = "") -> Iterator[str]:

@@ -330,9 +330,11 @@ def test_an_option_that_keeps_a_call_out_of_the_cache_is_named_in_the_summary(ke
     foreign = ForeignProject(kept_user, kept_user.folder / "odd")
     foreign.write("a.c", "int a;\n")
     _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c a.c -save-temps; gcc -c a.c -save-temps")
-    assert "passed through because of -save-temps: `buildd explain --last` names the calls" in said
+    assert "options keep calls out of the cache: -save-temps (`buildd explain --last` names the calls)" in said
+    _, said = buildd(foreign, foreign.folder, "run", "--", "gcc", "-c", "a.c", "-fstack-usage")
+    assert "the cache: -fstack-usage writes a report (`buildd" in said
     _, said = buildd(foreign, foreign.folder, "run", "--", "gcc", "--version")
-    assert "nothing to compile in 1 compiler check" in said and "because of" not in said
+    assert "nothing to compile in 1 compiler check" in said and "options keep" not in said
 
 
 def test_a_link_of_many_objects_says_that_its_list_is_cut(kept_user: User) -> None:
