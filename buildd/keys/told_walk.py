@@ -19,6 +19,8 @@ _ABOVE = re.compile(r"checkout(?:-(\d+))?")
 _OBJECT = re.compile(r"\b(object|program) [0-9a-f]{16}( with its depfile)?")
 _MAP, _TO = "-ffile-prefix-map=", f"=/{BUILD.removeprefix(MAPPED)}"
 """As `temporary_roots.mapping` writes it."""
+_WRITTEN = re.compile(r"\{" + re.escape(MAPPED) + r"([^{}]*)\}")
+"""A mapped folder in a value, in whose place the compiler writes its name behind a slash."""
 _OURS = ("variable PWD", "variable BUILDD_SHOWN")
 """No tool gets the caller's PWD, and none the other. `foreign.compile_plan` has them in keys."""
 _FIELDS = 4
@@ -59,7 +61,7 @@ def _folder(name: str, below: str, paths: Iterable[str], project: str) -> str:
 def _walk(walk: Iterable[Component], folders: Mapping[str, str]) -> Iterator[Component]:
     for name, value in walk:
         if name in _OURS:
-            yield SHOWN, value
+            yield SHOWN, _WRITTEN.sub(r"/\1", value)
         elif name == "command":
             yield name, "\0".join(_command(value, folders))
         elif match := _OBJECT.search(name):

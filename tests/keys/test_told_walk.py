@@ -80,3 +80,5 @@ def test_variables_of_ours_are_told_as_what_they_stand_for() -> None:
     assert why(shown, plain, TOP) == ("folder that the result shows: no longer there",)
     moved = [*plain, ("variable PWD", "/home/u/q")]
     assert why(shown, moved, TOP) == (f"folder that the result shows: {BUILD} -> /home/u/q",)
+    mapped = [*plain, ("variable BUILDD_SHOWN", "{+build}/sub")]
+    assert why(mapped, moved, TOP) == ("folder that the result shows: /build/sub -> /home/u/q",)
