@@ -29,7 +29,7 @@ _LEVEL = re.compile(rf"{_HERE}(-\d+)?")
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
 _HIDES = re.compile(
-    r"-f(no-)?record-.*|-g(no-)?record-.*|-fplugin.*|-fembed-bitcode.*|-f(no-)?unique-internal-linkage-names"
+    r"-frecord-.*|-grecord-.*|-fplugin.*|-fembed-bitcode.*|-f(no-)?unique-internal-linkage-names"
     r"|-fpseudo-probe-for-profiling"
     r"|.*(__FILE__|__BASE_FILE__|builtin_FILE|source_location).*"
     r"|-fmessage-length=0*[1-9].*|-Wmissing-include-dirs|-S"

@@ -238,6 +238,23 @@ def test_cgo_hits_in_the_next_folder_of_go(user: User) -> None:
 
 
 @needs_gcc
+def test_c_sources_beside_a_go_package_hit_in_the_next_folder_of_go(user: User) -> None:
+    """`go build` compiles them where they are; the object, and a folder of headers, lie in its own folder."""
+    foreign = ForeignProject(user, user.folder / "cgo-sources")
+    foreign.write("own.c", "int f(int x) { return x + 1; }\n")
+    made = set()
+    for number in range(2):
+        folder = foreign.folder / f"go-build{number:010}/b001"
+        folder.mkdir(parents=True)
+        maps = (f"-fdebug-prefix-map={folder}=/tmp/go-build", "-gno-record-gcc-switches")
+        command = ("gcc", "-I", ".", *maps, "-I", f"{folder}/", "-g", "-O2", "-o", f"{folder}/_x002.o", "-c", "own.c")
+        for environ in (foreign.plain, foreign.environ):
+            assert foreign.call(*command, environ=environ).returncode == 0
+            made.add((folder / "_x002.o").read_bytes())
+    assert foreign.counts() == (1, 1) and len(made) == 1
+
+
+@needs_gcc
 @pytest.mark.parametrize(("source", "counts"), [("int f() { return 1; }\n", (1, 1)), ("{path}", (0, 2))])
 def test_a_library_of_inductor_is_found_from_another_cache_folder(
     user: User, source: str, counts: tuple[int, int]
