@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from buildd.builds.active_build import ActiveBuild
 from buildd.keys import checkout_paths
 from buildd.native.bare_text import bare_text_of
@@ -35,8 +37,10 @@ def unmapped(build: ActiveBuild, delivery: Delivery, holds_path: bool, holds_id:
         return f"{what} that it makes of the source's path: --map-paths does not help"
     if _is_debug(compile):
         return "-G writes the folder's path into the device code: --map-paths does not help"
-    folder = _named_in_source(build, delivery)
-    return f"the source itself names {folder}: --map-paths does not help" if folder else ""
+    if folder := _named_in_source(build, delivery):
+        return f"the source itself names {folder}: --map-paths does not help"
+    macro = _macro_with_folder(compile, delivery.roots)
+    return f"the macro {macro} holds the folder's path: --map-paths does not help" if macro else ""
 
 
 def way_to_share(build: ActiveBuild) -> str:
@@ -83,6 +87,16 @@ def holds_here(build: ActiveBuild, delivery: Delivery) -> str:
 def _is_debug(compile: Compile) -> bool:
     """Whether nvcc writes debug information of device code."""
     return compile.family is Family.NVCC and not {*compile.flags}.isdisjoint(("-G", "--device-debug"))
+
+
+def _macro_with_folder(compile: Compile, roots: Roots) -> str:
+    """The macro whose definition on the command line holds the path of a root's folder; empty if there is none."""
+    for before, word in pairwise(("", *compile.flags)):
+        definition = word if before == "-D" else word.removeprefix("-D") if word.startswith("-D") else ""
+        name, _, value = definition.partition("=")
+        if any(folder in value for _, folder in roots):
+            return name
+    return ""
 
 
 def _named_in_source(build: ActiveBuild, delivery: Delivery, above: Roots = ()) -> str:

@@ -261,6 +261,17 @@ def test_debug_information_of_hipcc_is_named(kept_user: User) -> None:
     assert f"with -g hipcc's result holds for {foreign.folder} alone, also with --map-paths" in said
 
 
+def test_mapping_paths_is_not_offered_for_a_macro_that_holds_the_path(kept_user: User) -> None:
+    """As tests of libsodium have it for their data, in a folder that pip makes for one build."""
+    foreign = ForeignProject(kept_user, kept_user.folder / "pip-req-build-abcd1234")
+    source = foreign.write("a.c", "char const *top = TOP;\n")
+    for definition in ((f'-DTOP="{source.parent}/data"',), ("-D", f'TOP="{source.parent}"')):
+        _, said = buildd(foreign, source.parent, "run", "--", "gcc", *definition, "-c", "a.c")
+        assert "builds with --map-paths" not in said and "1 object cannot be shared between checkouts" in said
+        why = buildd(foreign, source.parent, "explain", "--last")[0]
+        assert "the macro TOP holds the folder's path: --map-paths does not help" in why
+
+
 @pytest.mark.cuda
 def test_mapping_paths_is_offered_only_where_it_helps(kept_user: User) -> None:
     """nvcc names a kernel in an anonymous namespace after its source; `__FILE__` is a path that is mapped."""
