@@ -317,6 +317,11 @@ class CompileReport(Report[ActiveBuild]):
             counted.cancelled = 1
         counted.hits, counted.misses = build.counts.hits, build.counts.misses
         counted.failures, counted.saved_s = build.counts.failures, build.counts.saved_s
+        if counted.failures and is_trial(build.request.command, build.project):
+            # A configure step wants to know whether it compiles.
+            counted.misses -= counted.failures
+            counted.failures = 0
+            counted.count_passed_through(Reason.TRIAL.value)
         if counted.misses:
             counted.unkept = build.counts.unkept
         explained = self._explained(counted)

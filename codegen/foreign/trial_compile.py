@@ -1,7 +1,7 @@
 """Tells compiler calls that a configure step makes to try the compiler out from compiles of a project.
 
-CMake, Meson and autoconf compile small sources in scratch folders of their own, and remove those folders. What such a
-call writes is never part of a build. Knows names alone; reads no file.
+CMake, Meson, autoconf and Go compile small sources in scratch folders of their own, and remove those folders. What such
+a call writes is never part of a build. Knows names alone; reads no file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _SCRATCH = re.compile(
     r"|/meson-private/(tmp[^/]*/|sanitycheck)"
 )
 """Only the folders of single tries: a checkout may lie anywhere."""
+_GOS_SOURCE = re.compile(r"/cgo-gcc-input-\d+\.c|/go-link-\d+/trivial\.c")
+"""cgo asks the compiler what a name of C means, with errors on purpose, and Go's linker which options there are."""
 _NO_FILE = "__cmake_determine_cuda"
 """CMake calls `nvcc -v` with this name, of which there is no file, to read where nvcc's parts are."""
 _CONFTEST = "conftest"
@@ -42,6 +44,8 @@ def is_trial(command: Sequence[str], folder: str) -> bool:
     if _SCRATCH.search(place):
         return True
     named = [word for word in command[1:] if not word.startswith("-") and word != output]
+    if any(_GOS_SOURCE.search(os.path.join(folder, name)) for name in named):
+        return True
     if "-E" in command and named and all(_SCRATCH.search(os.path.join(folder, name)) for name in named):
         return True
     sources = list(map(os.path.basename, named))

@@ -337,6 +337,18 @@ def test_questions_to_a_compiler_are_listed_last_and_without_advice(kept_user: U
     assert [line.rpartition(": ")[2] for line in lines[1:]] == ["-dumpmachine", "--version", "-qversion"]
 
 
+def test_a_failed_check_of_a_configure_script_is_no_failed_compile(kept_user: User) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / "configured")
+    foreign.write("conftest.c", "int main() { return no_such_thing(); }\n#error no\n")
+    foreign.write("a.c", "int configured_a;\n")
+    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c conftest.c || gcc -c a.c")
+    assert "0 hits, 1 miss (new 1), 1 compiler check" in said and "failed" not in said
+    lines = buildd(foreign, foreign.folder, "explain", "--last")[0].splitlines()
+    assert any("it failed: buildd log" in line for line in lines), "the reason for its failure can be looked up"
+    _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c conftest.c -o b.o || true")
+    assert "1 failed" in said
+
+
 def test_an_option_that_keeps_a_call_out_of_the_cache_is_named_in_the_summary(kept_user: User) -> None:
     foreign = ForeignProject(kept_user, kept_user.folder / "odd")
     foreign.write("a.c", "int a;\n")

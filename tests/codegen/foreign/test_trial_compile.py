@@ -26,6 +26,9 @@ SCRATCH = "/w/build/CMakeFiles/CMakeScratch/TryCompile-Fq1"
         ("/w", "gcc -Wa,-q -S -o /dev/null -xc /dev/null", True),
         ("/w", "gcc -x c /dev/null -c -o .tmp/t.o", True),
         ("/w", "gcc -xc - -c -o /dev/null", True),
+        ("/w", "gcc -w -o/tmp/go-build1/b001//_cgo_.o -c -I /tmp/go-build1/b001/ -I . /tmp/cgo-gcc-input-24.c", True),
+        ("/tmp/go-link-54", "gcc -m64 -no-pie trivial.c", True),
+        ("/w", "gcc -m64 -no-pie trivial.c", False),
         ("/w", "gcc -include /dev/null -c a.c -o a.o", False),
         # A real compile, though something of it has such a name.
         (SCRATCH, "g++ -c /w/src/a.cpp -o /w/build/a.o", False),
