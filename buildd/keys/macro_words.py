@@ -1,14 +1,15 @@
 """The macros of C sources as words: which of them could lead to a word such as `__LINE__` or `__FILE__`.
 
 A word is *seeing* if it is one of the words that are looked for, or a macro whose definition anywhere holds a seeing
-word, or could make one with `##`. Conditions and #undef are left out of account, and all files that were looked at
-count together, so too many words may be seeing, and never too few. Knows no result and no key.
+word, or could make one with `##`: of words that stand in some file. Conditions and #undef are left out of account, and
+all files that were looked at count together, so too many words may be seeing, and never too few. Knows no result and no
+key.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -35,6 +36,10 @@ _GIVEN = re.compile(rb"([A-Za-z_]\w*)(?:\([^)]*\))?=(.*)", re.DOTALL)
 """A macro among the flags: -DNAME=BODY."""
 
 
+_MOST_UNMADE = 64
+"""So many words are looked at whenever there are others; of more, every one counts as made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Macro:
     """A definition of a macro."""
@@ -50,13 +55,19 @@ class Macros:
 
     Args:
         seeing: words with which the preprocessor or the compiler shows what is looked for.
+        words: all words of the files, of which `##` makes others; it may grow. None if any word may be made.
     """
 
-    def __init__(self, seeing: Iterable[bytes]) -> None:
+    def __init__(self, seeing: Iterable[bytes], words: Collection[bytes] | None = None) -> None:
         self.seeing = set(seeing)
         self._users: dict[bytes, list[bytes]] = {}
         """Word -> the macros that hold it."""
         self._pasted: list[tuple[bytes, bytes, bytes]] = []
+        self._words = words
+        self._looked_at = 0
+        """So many words there were when it was last looked what they make."""
+        self._unmade = set(self.seeing) if words is not None else set[bytes]()
+        """Seeing words that no words of the files make together, as far as was looked."""
 
     def add(self, macros: Iterable[Macro]) -> None:
         for macro in macros:
@@ -64,24 +75,47 @@ class Macros:
                 self._users.setdefault(word, []).append(macro.name)
             self._pasted += [(*ends, macro.name) for ends in macro.pasted]
             if not macro.words.isdisjoint(self.seeing) or any(self._makes_seeing(*ends) for ends in macro.pasted):
-                self._spread(macro.name)
+                self._spread([macro.name])
+
+    def is_seeing(self, words: Iterable[bytes]) -> bool:
+        """Whether one of the words shows what is looked for."""
+        if self._words is not None and len(self._words) != self._looked_at:
+            self._looked_at = len(self._words)
+            for word in [word for word in self._unmade if _is_made_of(word, self._words)]:
+                self._unmade.remove(word)
+                self._spread(self._makers(word))
+        return not self.seeing.isdisjoint(words)
 
     def _makes_seeing(self, begin: bytes, end: bytes) -> bool:
-        return any(word.startswith(begin) and word.endswith(end) for word in self.seeing)
+        return any(word.startswith(begin) and word.endswith(end) and word not in self._unmade for word in self.seeing)
 
-    def _spread(self, name: bytes) -> None:
-        waiting = [name]
+    def _makers(self, word: bytes) -> list[bytes]:
+        """The macros that make a word with `##`."""
+        return [user for begin, end, user in self._pasted if word.startswith(begin) and word.endswith(end)]
+
+    def _spread(self, names: list[bytes]) -> None:
+        waiting = list(names)
         while waiting:
             word = waiting.pop()
             if word in self.seeing:
                 continue
             self.seeing.add(word)
             waiting += self._users.get(word, ())
-            waiting += [user for begin, end, user in self._pasted if word.startswith(begin) and word.endswith(end)]
+            if self._words is None or len(self._unmade) >= _MOST_UNMADE or _is_made_of(word, self._words):
+                waiting += self._makers(word)
+            else:
+                self._unmade.add(word)
 
-    def is_seeing(self, words: Iterable[bytes]) -> bool:
-        """Whether one of the words shows what is looked for."""
-        return not self.seeing.isdisjoint(words)
+
+def _is_made_of(made: bytes, words: Collection[bytes]) -> bool:
+    """Whether `##` makes a word of at least two others. What begins with a digit may be of any form."""
+    ends = {0}
+    for end in range(1, len(made) + 1):
+        if any(
+            made[begin : begin + 1].isdigit() or made[begin:end] in words for begin in ends if end - begin < len(made)
+        ):
+            ends.add(end)
+    return len(made) in ends
 
 
 class Definitions:

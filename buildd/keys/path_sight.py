@@ -28,6 +28,11 @@ _TYPE_NAMES = (b"__PRETTY_FUNCTION__", b"__FUNCSIG__")
 """With these clang shows the path of a lambda, or of a type without a name, that a template was given."""
 _ASSERTS = re.compile(rb"assert(_perror)?")
 """Macros with which an object shows a path as it is."""
+_ALWAYS = (
+    b"auto bool char class const constexpr double false float inline int long noexcept nullptr short signed static std"
+    b" struct true unsigned void volatile _Bool _Complex _Noreturn __null"
+).split()
+"""Words of macros that the compiler or its own headers define."""
 _MOST_FILES = 400
 """More files are not searched: the search would take longer than what it could save."""
 _MOST_KNOWN = 1 << 13
@@ -37,8 +42,11 @@ class _Index:
     """The files that were looked at."""
 
     def __init__(self) -> None:
-        self.macros, self.sources, self.clock = Macros(_SEEING), Macros((_SOURCE,)), Macros(_CLOCK)
-        self.types = Macros(_TYPE_NAMES)
+        self.all_words = set(_ALWAYS)
+        """Words of all files, of macros on command lines, and of the compiler's own macros."""
+        self.macros, self.sources, self.clock, self.types = (
+            Macros(words, self.all_words) for words in (_SEEING, (_SOURCE,), _CLOCK, _TYPE_NAMES)
+        )
         self.words: dict[Digest, frozenset[bytes]] = {}
         """File -> its words outside of definitions."""
 
@@ -108,6 +116,7 @@ def _all_words(
     if len(_index.words) > _MOST_KNOWN:
         _index = _Index()
     given = tuple(given_macros(action))
+    _index.all_words.update(*(macro.words for macro in given))
     for macros in (_index.macros, _index.sources, _index.types, _index.clock):
         macros.add(given)
     return {path: _words(snapshot, bare, path) for path in files}
@@ -147,4 +156,5 @@ def _words(snapshot: Snapshot, bare: BareText, path: str) -> frozenset[bytes] | 
     _index.types.add(shown)
     _index.clock.add(read.macros)
     known = _index.words[fact.digest] = read.words()
+    _index.all_words.update(known, *(macro.words for macro in read.macros))
     return known

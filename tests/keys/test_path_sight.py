@@ -110,6 +110,21 @@ def test_clang_names_a_lambda_by_its_file_and_line(user: User, flag: str) -> Non
             assert (place / "a.o").read_bytes() == (place / "plain.o").read_bytes()
 
 
+@pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
+def test_macros_that_could_write_any_name_tie_no_object_to_its_folder(user: User) -> None:
+    """Those of <math.h> join words behind `__`: __PRETTY_FUNCTION__ is in <assert.h>, and no file has the rest of it."""
+    hits = []
+    for place in (user.folder / "pasting", user.folder / "pasting_elsewhere"):
+        made = ForeignProject(user, place)
+        made.write("a.cpp", "#include <assert.h>\n#include <math.h>\ndouble pasted(double x) { return x + log(x); }\n")
+        command = ("clang++", "-O2", "-DNDEBUG", "-c", f"{place}/a.cpp", "-o")
+        made.good(*command, "a.o")
+        assert made.plainly(*command, "plain.o").returncode == 0
+        assert (place / "a.o").read_bytes() == (place / "plain.o").read_bytes()
+        hits.append(made.counts())
+    assert hits == [(0, 1), (1, 0)]
+
+
 LIBRARY = """#pragma once
 extern "C" int failed(unsigned long);
 #define CHECK(x) ((x) ? 0 : failed(sizeof(__FILE__)))
