@@ -112,7 +112,7 @@ def test_clang_names_a_lambda_by_its_file_and_line(user: User, flag: str) -> Non
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
 def test_macros_that_could_write_any_name_tie_no_object_to_its_folder(user: User) -> None:
-    """Those of <math.h> join words behind `__`: __PRETTY_FUNCTION__ is in <assert.h>, and no file has the rest of it."""
+    """Those of <math.h> join words behind `__`. <assert.h> has __PRETTY_FUNCTION__, and no file the rest of it."""
     hits = []
     for place in (user.folder / "pasting", user.folder / "pasting_elsewhere"):
         made = ForeignProject(user, place)
