@@ -146,7 +146,8 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     """
     snapshot = files.snapshot
     folders = [folder for _, folder in roots]
-    search = [snapshot.absolute(files.searched(folder)) for folder in action.search]
+    # Of a name that leads up, as in -I../include, no part is a root.
+    search = [snapshot.absolute(files.searched(snapshot.absolute(folder))) for folder in action.search]
     # Of the command's words, only those with a definition can become a macro's text.
     given = [word for word in action.argv if isinstance(word, str) and "=" in word]
     given += [value for name, value in action.environment if name.endswith(("_FLAGS", "_FLAGS_APPEND"))]

@@ -297,6 +297,20 @@ def test_another_checkout_hits_with_files_of_another_age(user: User, tool: str) 
     assert checkouts.twice(tool, *flags, "-O2", "-I@/include", "-c", f"@/src/{name}.cpp") == (1, 1)
 
 
+@pytest.mark.parametrize("tool", ["clang++", "nvcc"])
+def test_another_checkout_hits_where_a_relative_folder_leads_up(user: User, tool: str) -> None:
+    """An include with `..` that is found through such a folder leads out of no root."""
+    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
+        pytest.skip(f"no {tool}")
+    name = f"up-{tool}"
+    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
+    source = f"src/{name}.{'cu' if tool == 'nvcc' else 'cpp'}"
+    text = f'#include "../common/c.h"\nint up_{tool[0]}() {{ return C; }}\n'
+    files = {source: text, "include/common/c.h": "#define C 1\n", "include/sub/none.h": ""}
+    checkouts = Checkouts(foreign, files)
+    assert checkouts.twice(tool, "-I../include/sub", "-c", f"../{source}") == (1, 1)
+
+
 @needs_gcc
 @pytest.mark.parametrize(
     "text",
