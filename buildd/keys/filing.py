@@ -27,7 +27,7 @@ from buildd.native.bare_text import bare_text_of
 from buildd.store.store import InputSet
 from codegen.compilers import checkout_roots
 from codegen.compilers.command_parser import may_precompile
-from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
+from codegen.plan import MAPPED, Action, Discovery, Ref, TextUse, Tool
 from codegen.reach import Reach, reach_of, read_regular, regular_file
 from protocol.messages import Digest
 
@@ -211,7 +211,9 @@ def file_run(
         if held is None:
             return Filing(None, "an input was changed just now")
         sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
-        sensitive.update(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used)))
+        # Of a root that no word of the command names, the tool knows no path: it searches from the working folder.
+        told = {word.name for word in action.argv if isinstance(word, Ref)}
+        sensitive.update(told.intersection(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used))))
         sensitive.update(checkout_paths.beside(snapshot, action, tool, used))
     if action.discovery is Discovery.REPORTED:
         sensitive.update(

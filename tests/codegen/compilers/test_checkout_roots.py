@@ -311,6 +311,35 @@ def test_another_checkout_hits_where_a_relative_folder_leads_up(user: User, tool
     assert checkouts.twice(tool, "-I../include/sub", "-c", f"../{source}") == (1, 1)
 
 
+@pytest.mark.parametrize("tool", ["g++", "nvcc", "hipcc"])
+def test_a_source_in_the_working_folder_includes_what_lies_beside_that(user: User, tool: str) -> None:
+    """No absolute path is in the command: `..` leads to each checkout's own file, whether it is there or not."""
+    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
+        pytest.skip(f"no {tool}")
+    name = f"out-{tool}"
+    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
+    flags = {"nvcc": ("-arch=sm_80",), "hipcc": ("--offload-arch=gfx90a",)}.get(tool, ())
+    suffix = {"nvcc": "cu", "hipcc": "hip"}.get(tool, "cpp")
+    text = (
+        '#include "../common/c.h"\n#if __has_include("../common/d.h")\n#include "../common/d.h"\n#else\n#define D 0\n'
+        f"#endif\nint out_{tool[0]}() {{ return C * 1000 + D; }}\n"
+    )
+    checkouts = Checkouts(foreign, {f"build/a.{suffix}": text, "common/c.h": "#define C 77\n"})
+    command = (tool, *flags, "-c", f"a.{suffix}")
+    assert checkouts.twice(*command) == (1, 1)
+    first = checkouts.compile(0, *command)
+    for changed, content in (("c.h", "#define C 78\n"), ("d.h", "#define D 5\n")):
+        (checkouts.folders[1] / "common" / changed).write_text(content)
+        if tool == "nvcc":
+            checkouts._plain.clear()  # its rules name another file
+        misses = foreign.counts()[1]
+        assert checkouts.compile(1, *command) != first
+        assert foreign.counts()[1] == misses + 1, changed
+        if tool == "nvcc":
+            checkouts._plain.clear()
+        assert checkouts.compile(0, *command) == first
+
+
 @needs_gcc
 @pytest.mark.parametrize(
     "text",
