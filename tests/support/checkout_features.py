@@ -320,7 +320,10 @@ FEATURES: dict[str, Feature] = {
     ),
     "sections": flag("-ffunction-sections -fdata-sections", "-gz -g", "-Wa,--compress-debug-sections", "-fcommon"),
     "switches": flag("-frecord-gcc-switches", "-fdebug-types-section -g"),
-    "sanitize": flag("-fsanitize=undefined", "-fsanitize=address"),
+    # With nvcc the object holds the paths of temporary files, of no constant length.
+    "sanitize": lambda rng, project: (
+        None if project.cuda else project.flags.append(rng.choice(("-fsanitize=undefined", "-fsanitize=address")))
+    ),
     "lto": flag("-flto", "-flto -ffat-lto-objects"),
     "library": lambda rng, project: (
         None if project.cuda else project.flags.extend(("-shared", "-fPIC", rng.choice(("-L@/build", "-s", "-lm"))))
