@@ -37,32 +37,32 @@ def without_and_with(project: ForeignProject, *command: str, **variables: str) -
     return made(project.plain), made(project.environ), made(project.environ)
 
 
+def follows_variables(project: ForeignProject, *command: str, **variables: str) -> None:
+    """The result is the plain compiler's, and another one with other variables. @ stands for a number in them."""
+    found = set()
+    for number in ("1", "2"):
+        given = {name: value.replace("@", number) for name, value in variables.items()}
+        plain, first, second = without_and_with(project, *command, **given)
+        assert plain and first == second == plain
+        found.add(plain)
+    assert len(found) == 2
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("flags", _READ_BY_SHELLS.values(), ids=_READ_BY_SHELLS)
 def test_nvccs_shell_replaces_variables(project: ForeignProject, flags: tuple[str, ...]) -> None:
     project.write("k.cu", "__global__ void k(int *p) { *p = A + 0; }\n")
-    nvcc = str(small_toolkit() / "bin/nvcc")
-    found = set()
     for number in ("1", "2"):
         project.write(f"{number}/a.h", f"#define A {number}\n")
-        variables = {"MINE": number, "HOME": str(project.folder / number)}
-        plain, first, second = without_and_with(project, nvcc, "-ptx", "k.cu", *flags, **variables)
-        assert plain and first == second == plain
-        found.add(plain)
-    assert len(found) == 2
+    nvcc = str(small_toolkit() / "bin/nvcc")
+    follows_variables(project, nvcc, "-ptx", "k.cu", *flags, MINE="@", HOME=f"{project.folder}/@")
 
 
 @pytest.mark.hip
 def test_hipccs_shell_replaces_variables(project: ForeignProject) -> None:
     project.write("a.cpp", "__attribute__((global)) void k(int *p) { *p = A + 0; }\n")
     command = ("hipcc", "--genco", "--offload-arch=gfx90a", "-nogpuinc", "-x", "hip", "a.cpp")
-    found = set()
-    for number in ("1", "2"):
-        variables = {"HIP_PLATFORM": "amd", "HIPCC_COMPILE_FLAGS_APPEND": "-DA=$MINE", "MINE": number}
-        plain, first, second = without_and_with(project, *command, **variables)
-        assert plain and first == second == plain
-        found.add(plain)
-    assert len(found) == 2
+    follows_variables(project, *command, HIP_PLATFORM="amd", HIPCC_COMPILE_FLAGS_APPEND="-DA=$MINE", MINE="@")
 
 
 @pytest.mark.cuda

@@ -220,37 +220,26 @@ def test_an_editable_installation_hits_once_more(user: User) -> None:
 
 
 @needs_gcc
-def test_cgo_hits_in_the_next_folder_of_go(user: User) -> None:
-    """`go build` compiles what cgo writes in a folder that it makes each time, and maps this folder itself."""
-    foreign = ForeignProject(user, user.folder / "cgo")
-    foreign.write("p/own.h", "#define X 1\n")
+@pytest.mark.parametrize("is_written", [True, False], ids=["what cgo writes", "a source beside the package"])
+def test_cgo_hits_in_the_next_folder_of_go(user: User, is_written: bool) -> None:
+    """`go build` makes a folder each time, and maps it itself. Objects lie in it, and what cgo writes."""
+    foreign = ForeignProject(user, user.folder / f"cgo-{is_written}")
+    foreign.write("own.h", "#define X 1\n")
+    text = foreign.write("own.c", '#include "own.h"\nint f(int x) { return x + X; }\n').read_text()
     made = set()
     for number in range(2):
         folder = foreign.folder / f"go-build{number:010}/b001"
         folder.mkdir(parents=True)
-        (folder / "_cgo_export.c").write_text('#include "own.h"\nint f(int x) { return x + X; }\n')
+        (folder / "_cgo_export.c").write_text(text)
+        place, there, source = (
+            (folder, "./", "_cgo_export.c") if is_written else (foreign.folder, f"{folder}/", "own.c")
+        )
         maps = (f"-fdebug-prefix-map={folder}=/tmp/go-build", "-gno-record-gcc-switches")
-        command = ("gcc", "-I", str(foreign.folder / "p"), *maps, "-I", "./", "-g", "-O2", "-o", "./_x001.o", "-c")
+        includes = ("-I", str(foreign.folder) if is_written else ".", *maps, "-I", there)
+        command = ("gcc", *includes, "-g", "-O2", "-o", f"{there}_x001.o", "-c", source)
         for environ in (foreign.plain, foreign.environ):
-            assert foreign.call(*command, "_cgo_export.c", environ=environ, cwd=folder).returncode == 0
+            assert foreign.call(*command, environ=environ, cwd=place).returncode == 0
             made.add((folder / "_x001.o").read_bytes())
-    assert foreign.counts() == (1, 1) and len(made) == 1
-
-
-@needs_gcc
-def test_c_sources_beside_a_go_package_hit_in_the_next_folder_of_go(user: User) -> None:
-    """`go build` compiles them where they are; the object, and a folder of headers, lie in its own folder."""
-    foreign = ForeignProject(user, user.folder / "cgo-sources")
-    foreign.write("own.c", "int f(int x) { return x + 1; }\n")
-    made = set()
-    for number in range(2):
-        folder = foreign.folder / f"go-build{number:010}/b001"
-        folder.mkdir(parents=True)
-        maps = (f"-fdebug-prefix-map={folder}=/tmp/go-build", "-gno-record-gcc-switches")
-        command = ("gcc", "-I", ".", *maps, "-I", f"{folder}/", "-g", "-O2", "-o", f"{folder}/_x002.o", "-c", "own.c")
-        for environ in (foreign.plain, foreign.environ):
-            assert foreign.call(*command, environ=environ).returncode == 0
-            made.add((folder / "_x002.o").read_bytes())
     assert foreign.counts() == (1, 1) and len(made) == 1
 
 
