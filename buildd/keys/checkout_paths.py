@@ -146,7 +146,7 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     """
     snapshot = files.snapshot
     folders = [folder for _, folder in roots]
-    # Of a name that leads up, as in -I../include, no part is a root.
+    # Real paths: build/../include does not lie below build.
     search = [snapshot.absolute(files.searched(snapshot.absolute(folder))) for folder in action.search]
     # Of the command's words, only those with a definition can become a macro's text.
     given = [word for word in action.argv if isinstance(word, str) and "=" in word]
