@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -29,7 +29,7 @@ from codegen.compilers.checkout_roots import (
     searched_whole,
 )
 from codegen.compilers.temporary_roots import Roots
-from codegen.plan import Action, Tool
+from codegen.plan import Action, Discovery, Ref, Tool
 
 _MOST = 1 << 15
 _OWN = ("/c++/", "/gcc/", "/clang/")
@@ -188,6 +188,25 @@ def beside(snapshot: Snapshot, action: Action, tool: Tool, paths: Iterable[str])
         for name, folder in roots
         if name in cut and any(place.startswith(folder) and not place.startswith(f"{folder}/") for place in places)
     }
+
+
+def by_text(files: RequestFiles, action: Action, tool: Tool, read: Iterable[str]) -> Container[str]:
+    """The files of the project that a text names by an absolute path: no word of the command names the project.
+
+    The same text names them in another checkout, in place of that checkout's own. Where a root may move, `held` tells.
+    """
+    project = files.snapshot.project
+    found = {
+        path for spelled in read if spelled.startswith("/") and not (path := files.normal(spelled)).startswith("/")
+    }
+    if not found or action.discovery is Discovery.REPORTED or moving(tool.roots):
+        return ()
+    told = {word.name for word in action.argv if isinstance(word, Ref)}
+    known = [folder for name, folder in tool.roots if name in told]
+    words = [word for word in action.argv if isinstance(word, str)] + [value for _, value in action.environment]
+    if _is_below(project, known) or any(project in word for word in words):
+        return ()
+    return found
 
 
 def is_outside(path: str, action: Action, tool: Tool) -> bool:

@@ -6,7 +6,7 @@ Knows the look-up before the run, stamps and what makes a result unsound; stores
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -236,7 +236,9 @@ def file_run(
     links = _links(files, action, tool, read or ())
     files.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
     files.ask(asked_here)
-    inputs = sorted(_filed(snapshot, names, action, used, shows_lines))
+    inputs = sorted(
+        _filed(snapshot, names, action, used, shows_lines, checkout_paths.by_text(files, action, tool, read or ()))
+    )
     filed = [(names.path(name), digest) for name, digest in inputs]
     asked_here |= once_only.questions(snapshot, action, tool, filed, skipped)
     files.twins[action.name] = once_only.twins(snapshot, action, filed, asked_here).paths
@@ -275,13 +277,18 @@ def _appeared(snapshot: Snapshot, absent: Iterable[str]) -> Iterator[str]:
 
 
 def _filed(
-    snapshot: Snapshot, names: Names, action: Action, used: Iterable[str], shows_lines: bool
+    snapshot: Snapshot, names: Names, action: Action, used: Iterable[str], shows_lines: bool, by_text: Container[str]
 ) -> Iterator[tuple[str, Digest]]:
-    """The files of an input set, by name. The first-level key does not hold all of a declared source's text."""
+    """The files of an input set, by name. The first-level key does not hold all of a declared source's text.
+
+    Args:
+        by_text: see `checkout_paths.by_text`.
+    """
     declared = action.inputs if shows_lines and action.text is not TextUse.CONTENT else ()
     for path in (*used, *declared):
         digest = filed_digest(snapshot, action, path, by_content=shows_lines)
-        yield names.name(path), digest or Digest(action_key.MISSING)
+        name = snapshot.absolute(path) if path in by_text else names.name(path)
+        yield name, digest or Digest(action_key.MISSING)
 
 
 def foresee(lookup: Lookup, action: Action, tool: Tool) -> None:

@@ -260,8 +260,9 @@ class Surveyor:
             return None
         needed: _Needed = {}
         present = []
-        for name in asked_names(text):
-            for folder in (os.path.dirname(path) or ".", *self._order):
+        for asked in asked_names(text):
+            top, name = _apart(asked) if asked.startswith("/") else ("", asked)
+            for folder in (top,) if top else (os.path.dirname(path) or ".", *self._order):
                 candidate = f"{folder}/{name}" if folder != "." else name
                 if _exists(self._snapshot, folder, name, needed):
                     present.append(candidate)
@@ -325,6 +326,14 @@ def _exists(snapshot: Snapshot, folder: str, rest: str, needed: _Needed, *, any_
             return False
         at = f"{at}/{part}" if at != "." else part
     return any_kind or _is_file(snapshot, at, needed)
+
+
+def _apart(path: str) -> tuple[str, str]:
+    """The deepest folder above an absolute path that is there now, and the rest of the path."""
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder, path[len(folder) :].lstrip("/")
 
 
 def _is_file(snapshot: Snapshot, path: str, needed: _Needed, depth: int = 8) -> bool:

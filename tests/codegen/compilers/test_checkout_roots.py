@@ -341,6 +341,55 @@ def test_a_source_in_the_working_folder_includes_what_lies_beside_that(user: Use
 
 
 @needs_gcc
+def test_a_text_that_asks_for_a_file_of_another_checkout_means_that_one(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "asks-abs")
+    places = [foreign.folder / each for each in ("one", "two")]
+    for place in places:
+        (place / "build").mkdir(parents=True)
+        text = f'#if __has_include("{places[0]}/build/opt.h")\nchar c[11];\n#else\nchar c[22];\n#endif\n'
+        (place / "asks_abs.c").write_text(text)
+
+    def symbol(place: Path) -> bytes:
+        assert foreign.call("gcc", "-c", "../asks_abs.c", "-o", "o.o", cwd=place / "build").returncode == 0
+        return (place / "build/o.o").read_bytes()
+
+    without = [symbol(place) for place in (*places, *places)]
+    (places[0] / "build/opt.h").write_text("")
+    assert symbol(places[1]) != without[0] and len({*without}) == 1
+
+
+@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", "hipcc"])
+def test_a_text_that_names_another_checkout_means_that_one(user: User, tool: str) -> None:
+    """As a generated source in a copied checkout does. Each checkout has an equal header of its own."""
+    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
+        pytest.skip(f"no {tool}")
+    name = f"abs-{tool}"
+    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
+    flags = {"nvcc": ("-arch=sm_80",), "hipcc": ("--offload-arch=gfx90a",)}.get(tool, ())
+    suffix = {"nvcc": "cu", "hipcc": "hip"}.get(tool, "cpp")
+    places = [foreign.folder / each for each in ("one", "two")]
+    for place in places:
+        text = f'#include "{places[0]}/build/gen.h"\nchar const *abs_{tool[0]}() {{ return G; }}\n'
+        (place / "build").mkdir(parents=True)
+        (place / f"a.{suffix}").write_text(text)
+        (place / "build/gen.h").write_text('#define G "as it was"\n')
+
+    def compiled(place: Path) -> bytes:
+        command = (tool, *flags, "-c", f"../a.{suffix}", "-o", "o.o")
+        assert foreign.call(*command, cwd=place / "build").returncode == 0
+        return (place / "build/o.o").read_bytes()
+
+    for place in (*places, *places):
+        assert b"as it was" in compiled(place)
+    (places[0] / "build/gen.h").write_text('#define G "another one"\n')
+    for place in reversed(places):
+        assert b"another one" in compiled(place)
+    (places[1] / "build/gen.h").write_text('#define G "nobody reads it"\n')
+    hits = foreign.counts()[0]
+    assert b"another one" in compiled(places[1]) and foreign.counts()[0] == hits + 1
+
+
+@needs_gcc
 @pytest.mark.parametrize(
     "text",
     [
