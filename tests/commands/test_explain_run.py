@@ -338,7 +338,7 @@ def test_questions_to_a_compiler_are_listed_last_and_without_advice(kept_user: U
 
 
 def test_a_failed_check_of_a_configure_script_is_no_failed_compile(kept_user: User) -> None:
-    foreign = ForeignProject(kept_user, kept_user.folder / "configured")
+    foreign = ForeignProject(kept_user, kept_user.folder / "tried-out")
     foreign.write("conftest.c", "int main() { return no_such_thing(); }\n#error no\n")
     foreign.write("a.c", "int configured_a;\n")
     _, said = buildd(foreign, foreign.folder, "run", "--", "sh", "-c", "gcc -c conftest.c || gcc -c a.c")
