@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -29,7 +29,7 @@ from codegen.compilers.checkout_roots import (
     searched_whole,
 )
 from codegen.compilers.temporary_roots import Roots
-from codegen.plan import Action, Discovery, Ref, Tool
+from codegen.plan import Action, Place, Ref, Tool
 
 _MOST = 1 << 15
 _OWN = ("/c++/", "/gcc/", "/clang/")
@@ -190,22 +190,34 @@ def beside(snapshot: Snapshot, action: Action, tool: Tool, paths: Iterable[str])
     }
 
 
-def by_text(files: RequestFiles, action: Action, tool: Tool, read: Iterable[str]) -> Container[str]:
-    """The files of the project that a text names by an absolute path: no word of the command names the project.
+def told_roots(action: Action, tool: Tool) -> set[str]:
+    """The roots whose path a tool is told: by the command, which refers to them, or as the place of an input."""
+    told = {word.name for word in action.argv if isinstance(word, Ref) and word.place is Place.ROOT}
+    given = [path for path in action.inputs if path.startswith("/")]
+    return told.union(name for name, folder in moving(tool.roots) if any(_is_below(path, (folder,)) for path in given))
 
-    The same text names them in another checkout, in place of that checkout's own. Where a root may move, `held` tells.
+
+def elsewhere_too(files: RequestFiles, tool: Tool, read: Iterable[str], told: Collection[str]) -> Container[str]:
+    """The files below the project, or below a moving root, that another checkout reads under the same absolute path.
+
+    A text names them so, a variable such as CPATH, or a word of the command that refers to no root.
+
+    Args:
+        read: the files that the tool said it read, as it spelled them.
+        told: see `told_roots`.
     """
-    project = files.snapshot.project
-    found = {
-        path for spelled in read if spelled.startswith("/") and not (path := files.normal(spelled)).startswith("/")
-    }
-    if not found or action.discovery is Discovery.REPORTED or moving(tool.roots):
-        return ()
-    told = {word.name for word in action.argv if isinstance(word, Ref)}
-    known = [folder for name, folder in tool.roots if name in told]
-    words = [word for word in action.argv if isinstance(word, str)] + [value for _, value in action.environment]
-    if _is_below(project, known) or any(project in word for word in words):
-        return ()
+    snapshot = files.snapshot
+    named = tuple(f"{folder}/" for name, folder in tool.roots if name in told)
+    others = tuple(f"{folder}/" for name, folder in moving(tool.roots) if name not in told)
+    found = set[str]()
+    for spelled in read:
+        if not spelled.startswith("/"):
+            continue
+        path = files.normal(spelled)
+        if path.startswith("/") and not path.startswith(others):
+            continue  # most headers
+        if not snapshot.absolute(path).startswith(named):
+            found.add(path)
     return found
 
 

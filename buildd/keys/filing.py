@@ -27,7 +27,7 @@ from buildd.native.bare_text import bare_text_of
 from buildd.store.store import InputSet
 from codegen.compilers import checkout_roots
 from codegen.compilers.command_parser import may_precompile
-from codegen.plan import MAPPED, Action, Discovery, Ref, TextUse, Tool
+from codegen.plan import MAPPED, Action, Discovery, TextUse, Tool
 from codegen.reach import Reach, reach_of, read_regular, regular_file
 from protocol.messages import Digest
 
@@ -204,6 +204,7 @@ def file_run(
             bare = bare_text_of(lookup.store.folder)
             holding = path_sight.seen_roots(snapshot, bare, action, shown, moving).intersection(holding)
         sensitive |= holding
+    told = checkout_paths.told_roots(action, tool)
     if any_moving := checkout_roots.moving(tool.roots):
         by_content = shows_lines or action.text is TextUse.CONTENT
         bare = bare_text_of(lookup.store.folder)
@@ -211,9 +212,9 @@ def file_run(
         if held is None:
             return Filing(None, "an input was changed just now")
         sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
-        # Of a root that no word of the command names, the tool knows no path: it searches from the working folder.
-        told = {word.name for word in action.argv if isinstance(word, Ref)}
-        sensitive.update(told.intersection(checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used))))
+        # Of a root that it is not told, the tool knows no path: it searches from the working folder.
+        escaping = checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used))
+        sensitive.update(escaping.intersection(told))
         sensitive.update(checkout_paths.beside(snapshot, action, tool, used))
     if action.discovery is Discovery.REPORTED:
         sensitive.update(
@@ -236,9 +237,10 @@ def file_run(
     links = _links(files, action, tool, read or ())
     files.folders.update((folder, snapshot.folder_stamp(folder)) for folder, _ in links)
     files.ask(asked_here)
-    inputs = sorted(
-        _filed(snapshot, names, action, used, shows_lines, checkout_paths.by_text(files, action, tool, read or ()))
-    )
+    # Python names each module by its absolute path.
+    placed = () if action.discovery is Discovery.REPORTED else read or ()
+    as_it_is = checkout_paths.elsewhere_too(files, tool, placed, told)
+    inputs = sorted(_filed(snapshot, names, action, used, shows_lines, as_it_is))
     filed = [(names.path(name), digest) for name, digest in inputs]
     asked_here |= once_only.questions(snapshot, action, tool, filed, skipped)
     files.twins[action.name] = once_only.twins(snapshot, action, filed, asked_here).paths
@@ -277,17 +279,17 @@ def _appeared(snapshot: Snapshot, absent: Iterable[str]) -> Iterator[str]:
 
 
 def _filed(
-    snapshot: Snapshot, names: Names, action: Action, used: Iterable[str], shows_lines: bool, by_text: Container[str]
+    snapshot: Snapshot, names: Names, action: Action, used: Iterable[str], shows_lines: bool, as_it_is: Container[str]
 ) -> Iterator[tuple[str, Digest]]:
     """The files of an input set, by name. The first-level key does not hold all of a declared source's text.
 
     Args:
-        by_text: see `checkout_paths.by_text`.
+        as_it_is: those that have their absolute path for a name.
     """
     declared = action.inputs if shows_lines and action.text is not TextUse.CONTENT else ()
     for path in (*used, *declared):
         digest = filed_digest(snapshot, action, path, by_content=shows_lines)
-        name = snapshot.absolute(path) if path in by_text else names.name(path)
+        name = snapshot.absolute(path) if path in as_it_is else names.name(path)
         yield name, digest or Digest(action_key.MISSING)
 
 

@@ -280,31 +280,36 @@ def test_another_checkout_hits_where_no_path_reaches_the_object(user: User) -> N
     assert checkouts.twice(*COMPILE, "-O1", "@/src/a.cpp") == (0, 2)
 
 
-@needs_gcc
-@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", "hipcc"])
-def test_another_checkout_hits_with_files_of_another_age(user: User, tool: str) -> None:
+ARCH = {"nvcc": ("-arch=sm_80",), "hipcc": ("--offload-arch=gfx90a",)}
+SUFFIX = {"nvcc": "cu", "hipcc": "hip"}
+
+
+def called(user: User, name: str, tool: str) -> ForeignProject:
+    """A project of this name, if the machine has the tool that compiles it."""
     if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
         pytest.skip(f"no {tool}")
+    return ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
+
+
+@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", "hipcc"])
+def test_another_checkout_hits_with_files_of_another_age(user: User, tool: str) -> None:
     name = f"age-{tool}"
-    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
+    foreign = called(user, name, tool)
     checkouts = Checkouts(foreign, {f"src/{name}.cpp": f'#include "h.h"\nint {name[:3]}_{tool[0]}() {{ return H; }}\n'})
     # gcc takes equal headers with `#pragma once` for one if both were written in the same second.
     for number, folder in enumerate(checkouts.folders):
         for place in (folder, *folder.rglob("*")):
             os.utime(place, (1_700_000_000 + number, 1_700_000_000 + number))
-    flags = ("--offload-arch=gfx90a",) if tool == "hipcc" else ()
-    assert checkouts.twice(tool, *flags, "-I../include", "-c", f"../src/{name}.cpp") == (1, 1)
-    assert checkouts.twice(tool, *flags, "-O2", "-I@/include", "-c", f"@/src/{name}.cpp") == (1, 1)
+    assert checkouts.twice(tool, *ARCH.get(tool, ()), "-I../include", "-c", f"../src/{name}.cpp") == (1, 1)
+    assert checkouts.twice(tool, *ARCH.get(tool, ()), "-O2", "-I@/include", "-c", f"@/src/{name}.cpp") == (1, 1)
 
 
 @pytest.mark.parametrize("tool", ["clang++", "nvcc"])
 def test_another_checkout_hits_where_a_relative_folder_leads_up(user: User, tool: str) -> None:
     """An include with `..` that is found through such a folder leads out of no root."""
-    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
-        pytest.skip(f"no {tool}")
     name = f"up-{tool}"
-    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
-    source = f"src/{name}.{'cu' if tool == 'nvcc' else 'cpp'}"
+    foreign = called(user, name, tool)
+    source = f"src/{name}.{SUFFIX.get(tool, 'cpp')}"
     text = f'#include "../common/c.h"\nint up_{tool[0]}() {{ return C; }}\n'
     files = {source: text, "include/common/c.h": "#define C 1\n", "include/sub/none.h": ""}
     checkouts = Checkouts(foreign, files)
@@ -314,18 +319,14 @@ def test_another_checkout_hits_where_a_relative_folder_leads_up(user: User, tool
 @pytest.mark.parametrize("tool", ["g++", "nvcc", "hipcc"])
 def test_a_source_in_the_working_folder_includes_what_lies_beside_that(user: User, tool: str) -> None:
     """No absolute path is in the command: `..` leads to each checkout's own file, whether it is there or not."""
-    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
-        pytest.skip(f"no {tool}")
-    name = f"out-{tool}"
-    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
-    flags = {"nvcc": ("-arch=sm_80",), "hipcc": ("--offload-arch=gfx90a",)}.get(tool, ())
-    suffix = {"nvcc": "cu", "hipcc": "hip"}.get(tool, "cpp")
+    foreign = called(user, f"out-{tool}", tool)
+    source = f"a.{SUFFIX.get(tool, 'cpp')}"
     text = (
         '#include "../common/c.h"\n#if __has_include("../common/d.h")\n#include "../common/d.h"\n#else\n#define D 0\n'
         f"#endif\nint out_{tool[0]}() {{ return C * 1000 + D; }}\n"
     )
-    checkouts = Checkouts(foreign, {f"build/a.{suffix}": text, "common/c.h": "#define C 77\n"})
-    command = (tool, *flags, "-c", f"a.{suffix}")
+    checkouts = Checkouts(foreign, {f"build/{source}": text, "common/c.h": "#define C 77\n"})
+    command = (tool, *ARCH.get(tool, ()), "-c", source)
     assert checkouts.twice(*command) == (1, 1)
     first = checkouts.compile(0, *command)
     for changed, content in (("c.h", "#define C 78\n"), ("d.h", "#define D 5\n")):
@@ -359,24 +360,24 @@ def test_a_text_that_asks_for_a_file_of_another_checkout_means_that_one(user: Us
 
 
 @pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", "hipcc"])
-def test_a_text_that_names_another_checkout_means_that_one(user: User, tool: str) -> None:
-    """As a generated source in a copied checkout does. Each checkout has an equal header of its own."""
-    if not (small_toolkit() if tool == "nvcc" else shutil.which(tool)):
-        pytest.skip(f"no {tool}")
-    name = f"abs-{tool}"
-    foreign = ForeignProject.with_nvcc(user, name) if tool == "nvcc" else ForeignProject(user, user.folder / name)
-    flags = {"nvcc": ("-arch=sm_80",), "hipcc": ("--offload-arch=gfx90a",)}.get(tool, ())
-    suffix = {"nvcc": "cu", "hipcc": "hip"}.get(tool, "cpp")
+@pytest.mark.parametrize("by", ["text", "variable", "word"])
+def test_an_absolute_path_means_one_checkout_alone(user: User, tool: str, by: str) -> None:
+    """As a generated source has it, CPATH, or a Makefile, in a copied checkout. Each has an equal header of its own."""
+    foreign = called(user, f"abs-{by}-{tool}", tool)
     places = [foreign.folder / each for each in ("one", "two")]
+    named, source = places[0] / "build", f"a.{SUFFIX.get(tool, 'cpp')}"
+    included = f'"{named}/gen.h"' if by == "text" else "<gen.h>"
+    environ = {**foreign.environ, "CPATH": str(named)} if by == "variable" else foreign.environ
+    # With the second flag gcc's messages depend on a folder's path: the key has the command's words as they are.
+    words = (f"-I{named}", *(("-fmessage-length=90",) if tool in ("g++", "clang++") else ())) if by == "word" else ()
     for place in places:
-        text = f'#include "{places[0]}/build/gen.h"\nchar const *abs_{tool[0]}() {{ return G; }}\n'
         (place / "build").mkdir(parents=True)
-        (place / f"a.{suffix}").write_text(text)
+        (place / source).write_text(f"#include {included}\nchar const *abs_{by}_{tool[0]}() {{ return G; }}\n")
         (place / "build/gen.h").write_text('#define G "as it was"\n')
 
     def compiled(place: Path) -> bytes:
-        command = (tool, *flags, "-c", f"../a.{suffix}", "-o", "o.o")
-        assert foreign.call(*command, cwd=place / "build").returncode == 0
+        command = (tool, *ARCH.get(tool, ()), *words, "-c", f"../{source}", "-o", "o.o")
+        assert foreign.call(*command, environ=environ, cwd=place / "build").returncode == 0
         return (place / "build/o.o").read_bytes()
 
     for place in (*places, *places):
