@@ -23,10 +23,12 @@ class Names:
 
     Args:
         roots: named folders with links resolved, the deepest first.
+        project: paths below it are relative, even if their names are not.
     """
 
-    def __init__(self, roots: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, roots: tuple[tuple[str, str], ...], project: str) -> None:
         self._roots = roots
+        self._project = f"{project}/"
         self._names: dict[str, str] = {}
         self._paths: dict[str, str] = {}
 
@@ -70,7 +72,7 @@ class Names:
             for root, folder in self._roots:
                 if name.startswith(f"{{{root}}}"):
                     return folder + name[len(root) + 2 :]
-        return name
+        return name.removeprefix(self._project)
 
 
 def spelled(text: str, roots: Iterable[tuple[str, str]]) -> str:
@@ -80,6 +82,6 @@ def spelled(text: str, roots: Iterable[tuple[str, str]]) -> str:
 
 
 @lru_cache(maxsize=32)
-def names_below(roots: tuple[tuple[str, str], ...]) -> Names:
-    """`Names` for these roots, shared by requests: the meaning of a name depends on the roots alone."""
-    return Names(roots)
+def names_below(roots: tuple[tuple[str, str], ...], project: str) -> Names:
+    """`Names` for these roots, shared by requests: the meaning of a name depends on the roots and the project alone."""
+    return Names(roots, project)

@@ -69,7 +69,7 @@ class RequestFiles:
         known = self._names.get(id(tool))
         if known is None:
             roots = sorted(((name, os.path.realpath(folder)) for name, folder in tool.roots), key=lambda r: -len(r[1]))
-            known = self._names[id(tool)] = names_below(tuple(roots))
+            known = self._names[id(tool)] = names_below(tuple(roots), self.snapshot.project)
         return known
 
     def normal(self, spelled: str) -> str:

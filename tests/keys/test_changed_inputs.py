@@ -48,7 +48,7 @@ def test_three_are_named_and_the_others_counted(store: Store, tmp_path: Path, ch
     for name in changed:
         (tmp_path / name).write_text(f"another {name}")
     action = Action(name="o", kind="c", tool="cc", argv=("cc",))
-    now, names = snapshot(store, tmp_path), Names(())
+    now, names = snapshot(store, tmp_path), Names((), str(tmp_path))
     told = changed_inputs.reasons(changed_inputs.reason(now, changed[0]), now, action, known, names)
     assert list(told) == wanted and kind_of(told) is MissKind.INPUT
     (tmp_path / changed[0]).unlink()

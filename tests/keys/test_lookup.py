@@ -339,7 +339,7 @@ def test_all_changed_inputs_are_named(desk: Desk) -> None:
 def test_file_names_that_are_no_utf8(desk: Desk) -> None:
     name = os.fsdecode(b"second/h\xe9.h")
     desk.write(name, "int h;")
-    names = Names(())
+    names = Names((), "/p")
     assert names.name(name).isascii() and names.path(names.name(name)) == name
     desk.action = Action(**{f: getattr(desk.action, f) for f in desk.action.__struct_fields__} | {"inputs": (name,)})
     desk.build()

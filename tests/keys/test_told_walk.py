@@ -37,7 +37,11 @@ def walk(roots: Roots, *flags: Argument, output: str = "object", source: str = "
     )
     return list(
         action_components(
-            action, Digest("t" * 64), lambda path: Digest("a" * 64), name_of=names_below(roots).name, project=BUILD
+            action,
+            Digest("t" * 64),
+            lambda path: Digest("a" * 64),
+            name_of=names_below(roots, BUILD).name,
+            project=BUILD,
         )
     )
 
