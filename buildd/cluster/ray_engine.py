@@ -194,13 +194,15 @@ class RayEngine:
     def _given(self, tool: RemoteTool) -> RemoteTool:
         number, launch, parcel = tool.number, tool.launch, tool.parcel
         process = self._process
-        if process is None or not self._is_ready:
+        now_s = time.monotonic()
+        # While a job was prepared, the last node may have turned out to be unfit.
+        is_refused = bool(self._nodes) and not parcel.node and not self._fit(now_s)
+        if process is None or not self._is_ready or is_refused:
             tool.lost(self.problem or "the cluster is not connected")
             return tool
         self._tools[number] = tool
         self._beside += bool(parcel.beside)
         self.second_starts += bool(parcel.beside)
-        now_s = time.monotonic()
         self._breaker.allows(now_s)
         process.send(
             wire.Errand(

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from buildd.cluster import bridge, ray_engine, remote_tool
+from buildd.cluster.parcel import Parcel
 from buildd.cluster.ray_engine import RayEngine
 from buildd.cluster.ray_settings import RaySettings
+from buildd.cluster.remote_tool import RemoteTool
+from buildd.processes.launch import Launch
 from buildd.ui.trace import chrome_trace
 from protocol import messages as m
 from tests.support import ray_builds
@@ -187,7 +190,12 @@ def test_a_node_where_all_jobs_fail_gets_nothing_for_a_while(tmp_path: Path) -> 
             ran = workspace.project / "ran"
             await until_async(lambda: ran.exists() and len(ran.read_text().splitlines()) == 5, "one here, four there")
             workspace.write("gate", "")
-            return await harness.finish(log)
+            story = await harness.finish(log)
+            late = engine.lane(Parcel()).begin(Launch(("true",), cwd=str(tmp_path)), lambda *_: None)
+            assert isinstance(late, RemoteTool) and late.done and late.why == engine.status().problem, (
+                "it waits for no node"
+            )
+            return story
 
     assert asyncio.run(run()).done.outcome is m.Outcome.BUILT
     assert engine.status().problem == "beta: its last 3 jobs failed; is its disk full?"
