@@ -9,16 +9,13 @@ anything goes wrong, Dynamo traces. Runs in the user's own process; standard lib
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import inspect
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from . import ledger, tier_door, trace_key
+from . import collector, ledger, tier_door, trace_key
 from .entries import FOUND_TRACE, Entry, Shelf, is_on, note_found, tell
 from .trace_frame import NEEDED, Frame, frame_of
 from .trace_guards import RefusedError, watch
@@ -71,7 +68,7 @@ def begin(convert_frame: Any, store: str) -> None:
                     is_watched = True
                 key = trace_key.key_of(frame.place, frame.backend, frame.asked, frame.f_locals, shelf.folder)
                 slots = [f"{key}-{number}" for number in range(SLOTS)]
-                with _collector_paused():
+                with collector.paused():
                     found = _taken(frame, shelf, slots)
                 if found is not None:
                     note_found(store, FOUND_TRACE)
@@ -92,19 +89,6 @@ def begin(convert_frame: Any, store: str) -> None:
         return answer
 
     convert_frame._compile = _compile
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python from looking through the program's objects, a quarter of a second each time where torch and models
-    are loaded, because a trace makes many that stay."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _shelf(store: str) -> Shelf | None:

@@ -163,10 +163,15 @@ def _recompile_models(builder: "Any") -> None:
     _beside("aitemplate_profiles").recompile(builder)
 
 
+def _has_store() -> bool:
+    """Whether there is a store, and it is not turned off."""
+    off = os.environ.get("BUILDD_DISABLE", "").lower() not in ("", "0", "false", "no", "off")
+    return bool(os.environ.get("BUILDD_DIR")) and not off
+
+
 def _keep_bytecode() -> None:
     """Keep the bytecode of modules, if Python does not: torch takes seconds to compile."""
-    off = os.environ.get("BUILDD_DISABLE", "").lower() not in ("", "0", "false", "no", "off")
-    if os.environ.get("BUILDD_DIR") and not off:
+    if _has_store():
         loader = sys.modules["_frozen_importlib_external"].SourceFileLoader
         secret = _beside("signatures").secret(os.environ)
         _beside("bytecode").begin(loader, os.environ["BUILDD_DIR"], secret)
@@ -225,15 +230,6 @@ def _begin_ledger() -> None:
         _beside("ledger").begin(os.environ["BUILDD_DIR"], _imports, _BEGAN_S)
 
 
-def _in_ledger(act: str, hook: str = "torch_ledger") -> "Any":
-    """A hook that has torch, or Triton, tell the ledger."""
-
-    def then(module: "Any") -> None:
-        getattr(_beside(hook), act)(module)
-
-    return then
-
-
 def _hook(hook: str, act: str) -> "Any":
     """A hook that only hands the module to a function of a file of the folder above."""
 
@@ -242,6 +238,11 @@ def _hook(hook: str, act: str) -> "Any":
             getattr(_beside(hook), act)(module)
 
     return then
+
+
+def _in_ledger(act: str) -> "Any":
+    """A hook that has torch tell the ledger."""
+    return _hook("torch_ledger", act)
 
 
 _watch_codecache = _in_ledger("watch_codecache")
@@ -288,17 +289,22 @@ class _Watcher:
             _carefully(name, _begin_ledger)
             _carefully(name, _keep_bytecode)
         then = _THEN.get(name)
-        if then is None:
+        if then is None and name not in _LONG:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
-                _follow(spec, then)
+                if name in _LONG:
+                    _carefully(name, _collect_later, spec)
+                if then is not None:
+                    _follow(spec, then)
                 return spec
         return None
 
 
 _LARGE = ("torch", "triton")
+_LONG = ("torch", "jax")
+"""Their imports make so many objects that Python's collector takes a tenth of a program's start."""
 _THEN = {
     "aitemplate.backend.builder": _recompile_models,
     "aitemplate.backend.cuda.builder_cmake": _recompile_models,
@@ -314,7 +320,7 @@ _THEN = {
     "jax._src.compiler": _hook("jax_cache", "begin_compiler"),
     "jax._src.xla_bridge": _hook("jax_flags", "begin"),
     "triton.runtime.cache": _share_triton,
-    "triton.compiler.compiler": _in_ledger("watch_triton", "ledger"),
+    "triton.compiler.compiler": _hook("ledger", "watch_triton"),
     "triton.runtime.autotuner": _hook("gpu_turns", "begin_triton"),
     "torch": _with_traces("begin"),
     "torch._functorch._activation_checkpointing": _with_traces("without_networks"),
@@ -338,6 +344,12 @@ _THEN = {
     "torch.utils.file_baton": _hook("torch_baton", "begin"),
 }
 """Module -> function to call once it is imported."""
+
+
+def _collect_later(spec: "Any") -> None:
+    """Let Python's collector rest during an import."""
+    if _has_store():
+        spec.loader.exec_module = _beside("collector").at_rest(spec.loader.exec_module)
 
 
 def _follow(spec: "Any", then: "Any") -> None:
