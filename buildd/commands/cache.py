@@ -337,11 +337,13 @@ def _export(store: Store, options: Namespace) -> int:
 
 
 def _push(store: Store, options: Namespace) -> int:
+    from buildd.profiling import xla_timings
     from buildd.store.profile_cache import open_profiles
     from buildd.tier.pushing import push
 
     environ = with_files(options.environ, os.getcwd(), PROJECT_FILE)
     with open_profiles(environ, store, os.getcwd()) as cache:
+        xla_timings.take_in(store.folder, cache)
         done = push(store, options.environ, cache.everything())
     entries = f" and {count(done.entries, 'kernel, graph or program', 'kernels, graphs and programs')}"
     lines = [f"{count(done.results, 'result')}{entries if done.entries else ''} written to the tier"]

@@ -145,6 +145,7 @@ def _tier(environ: Mapping[str, str]) -> Tier:
 def _pull_profiles(store: Store, options: Namespace, tier: Tier) -> int:
     """Raises `CarrierError`."""
     from buildd.client.request import PROJECT_FILE, with_files
+    from buildd.profiling import xla_timings
     from buildd.store.profile_cache import open_profiles
     from buildd.tier import shared_profiles
 
@@ -154,7 +155,10 @@ def _pull_profiles(store: Store, options: Namespace, tier: Tier) -> int:
     folder = options.directory or os.getcwd()
     with open_profiles(with_files(options.environ, folder, PROJECT_FILE), store, folder) as cache:
         before = set(cache.everything())
-        return len(set(cache.everything()) - before) if cache.save(rows, older=False) else 0
+        if not cache.save(rows, older=False):
+            return 0
+        xla_timings.put_out(store.folder, rows)
+        return len(set(cache.everything()) - before)
 
 
 def _look_up(store: Store, options: Namespace, tier: Tier, tell: Callable[[Event], None]) -> Done:

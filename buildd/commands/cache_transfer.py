@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
     """Write a bundle; its figures, and the lines that tell them."""
+    from buildd.profiling import xla_timings
     from buildd.store import oci_layout, signing
     from buildd.store.bundle_export import export
     from buildd.store.profile_cache import open_profiles
@@ -37,6 +38,7 @@ def exported(store: Store, options: Namespace) -> tuple[object, list[str]]:
         open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache,
         oci_layout.written(options.file, store.folder) if options.oci else nullcontext(options.file) as file,
     ):
+        xla_timings.take_in(store.folder, cache)
         found = export(
             store, needed and needed.keys, file, signing.own(options.environ), cache.everything(), options.file
         )
@@ -127,6 +129,7 @@ def imported(store: Store, options: Namespace) -> tuple[object, list[str]]:
 
 def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False) -> None:
     from buildd.errors import StoreError
+    from buildd.profiling import xla_timings
     from buildd.store.profile_cache import open_profiles
 
     with open_profiles(with_files(os.environ, os.getcwd(), PROJECT_FILE), store, os.getcwd()) as cache:
@@ -138,6 +141,7 @@ def _keep_profiles(store: Store, profiles: list[Profile], *, older: bool = False
                 file=str(store.folder),
                 next_step="check the folder's permissions, or set BUILDD_DIR to a folder that you may write",
             )
+    xla_timings.put_out(store.folder, profiles)
 
 
 def _import_profiles(store: Store, options: Namespace) -> tuple[object, list[str]]:
@@ -164,5 +168,6 @@ def _export_timings(store: Store, options: Namespace) -> tuple[object, list[str]
 
     folder = options.directory or os.getcwd()
     with open_profiles(with_files(os.environ, folder, PROJECT_FILE), store, folder) as cache:
+        xla_timings.take_in(store.folder, cache)
         found = xla_timings.write(cache.everything(), options.gpu, options.file)
     return found, [f"{options.file}: {count(found.timings, 'timing')} of {found.gpu} and jaxlib {found.jaxlib}"]

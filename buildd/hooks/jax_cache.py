@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import jax_installation, jax_why, tier_door, triton_cache
+from . import jax_installation, jax_timings, jax_why, tier_door, triton_cache
 from .entries import FOUND_PROGRAM, Entry, Shelf, is_on, note_found, tell
 
 FOLDER = "jax"
@@ -56,6 +56,7 @@ class _Process:
     alone = False
     """Locks are given back after a compile, so one process may wait for another."""
     identity: tuple[str, ...] = ()
+    store = ""
 
 
 _thread = _Thread()
@@ -215,7 +216,7 @@ def begin(cache: Any, store: str) -> None:
     """
     if _Process.is_begun:
         return
-    _Process.is_begun = True
+    _Process.is_begun, _Process.store = True, store
     config = cache.config
     _take_name(config)
     if _LEAST.upper() not in os.environ and config.persistent_cache_min_compile_time_secs.value == _THEIR_LEAST_S:
@@ -249,6 +250,13 @@ def begin(cache: Any, store: str) -> None:
     cache._get_cache, cache.get_cache_key = _get_cache, get_cache_key
 
 
+def _with_timings(compiler: Any, backend: Any, module: Any, devices: Any, options: Any, *more: Any) -> Any:
+    """The options of a compile, if XLA keeps its timings in the store now; else None. Raises OSError."""
+    if is_on("BUILDD_DISABLE") or not jax_timings.use(_Process.store, compiler, backend, options):
+        return None
+    return options
+
+
 def _take_name(config: Any) -> None:
     """Leave JAX without a folder of its own, if its name means the store: XLA would take it for a folder's."""
     if str(config.compilation_cache_dir.value or "").startswith(SCHEME):
@@ -265,7 +273,14 @@ def begin_compiler(compiler: Any) -> None:
 
     @functools.wraps(compile_it)
     def _compile_and_write_cache(*arguments: Any, **named: Any) -> Any:
+        options = None
+        with jax_why.careful(_log, "XLA's timings are not kept"):
+            options = _with_timings(compiler, *arguments)
         try:
+            return compile_it(*arguments, **named)
+        except RuntimeError as error:
+            if options is None or not jax_timings.is_at_fault(options, error):
+                raise
             return compile_it(*arguments, **named)
         finally:
             # JAX does not keep every program: those that waited look again, and compile.

@@ -1,4 +1,5 @@
-"""XLA's timings of a GPU: between files of kind `jax` (NAME.autotune) and rows of the profiles.
+"""XLA's timings of a GPU: between files of kind `jax` (NAME.autotune), what JAX programs keep in the store
+(`hooks.jax_timings`), and rows of the profiles.
 
 A row is one of the files that XLA keeps for a fusion; `note` has its bytes. buildd does not read them: only XLA knows
 their form, which differs between versions. So a row has no time, and no plan chooses by it.
@@ -9,16 +10,21 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 import time
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 import msgspec
 from blake3 import blake3
 
 from buildd.errors import StoreError
+from buildd.files import kernel_clock
 from buildd.files.atomic_write import replace_file
+from buildd.hooks import jax_timings
+from buildd.store.profile_cache import ProfileCache
 from buildd.store.profiles import Outcome, Profile
 from codegen.gemm.best_kernels import Setting
 
@@ -27,6 +33,10 @@ ABOUT = "about.json"
 _PROBLEM = "xla "
 _LIBRARY = "XLA of jaxlib "
 _MOST_BYTES = 1 << 20
+_UNFINISHED = "tmp"
+"""XLA writes its files in a folder of this name before it renames them."""
+_TAKEN = "taken"
+"""A file beside programs' timings: all that is older is in the profiles."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,15 +64,11 @@ def read(file: Path) -> list[Profile]:
     now_ns = time.time_ns()
     try:
         with zipfile.ZipFile(file) as stream:
-            about = msgspec.json.decode(stream.read(ABOUT), type=About)
-            setting = Setting(
-                gpu=about.device_kind,
-                driver="",
-                toolkit=about.platform_version.splitlines()[-1] if about.platform_version else "",
-                library=_LIBRARY + about.jaxlib,
-                flags="",
-            )
-            rows = [_row(setting, part, stream, now_ns) for part in stream.infolist() if part.filename != ABOUT]
+            setting = _setting(stream.read(ABOUT))
+            parts = [part for part in stream.infolist() if part.filename != ABOUT]
+            if large := next((part.filename for part in parts if part.file_size > _MOST_BYTES), ""):
+                raise ValueError(f"{large} is too large")
+            rows = [_row(setting, part.filename, stream.read(part), now_ns) for part in parts]
     except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
         raise StoreError(
             f"these are no timings of XLA: {error}",
@@ -76,22 +82,78 @@ def read(file: Path) -> list[Profile]:
     return rows
 
 
-def _row(setting: Setting, part: zipfile.ZipInfo, stream: zipfile.ZipFile, now_ns: int) -> Profile:
+def _setting(about: bytes) -> Setting:
     """Raises ValueError."""
-    name = PurePosixPath(part.filename)
-    if name.is_absolute() or ".." in name.parts or str(name) != part.filename:
-        raise ValueError(f"{part.filename} is outside of it")
-    if part.file_size > _MOST_BYTES:
-        raise ValueError(f"{part.filename} is too large")
-    content = stream.read(part)
+    found = msgspec.json.decode(about, type=About)
+    return Setting(
+        gpu=found.device_kind,
+        driver="",
+        toolkit=found.platform_version.splitlines()[-1] if found.platform_version else "",
+        library=_LIBRARY + found.jaxlib,
+        flags="",
+    )
+
+
+def _row(setting: Setting, name: str, content: bytes, measured_ns: int) -> Profile:
+    """Raises ValueError."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name:
+        raise ValueError(f"{name} is outside of it")
     return Profile(
         setting=setting,
-        problem=_PROBLEM + part.filename,
+        problem=_PROBLEM + name,
         candidate=blake3(content).hexdigest()[:16],
         outcome=Outcome.KEPT,
-        measured_ns=now_ns,
+        measured_ns=measured_ns,
         note=base64.b64encode(content).decode(),
     )
+
+
+def take_in(store: Path, cache: ProfileCache) -> int:
+    """Make rows of the timings that JAX programs have kept in a store since the last time; how many there are.
+
+    Raises: StoreError.
+    """
+    folder = store / jax_timings.FOLDER
+    if not folder.is_dir():
+        return 0
+    mark = folder / _TAKEN
+    with suppress(FileNotFoundError):
+        if mark.stat().st_mtime_ns > max(map(_changed_ns, (folder, *folder.rglob("*/"))), default=0):
+            return 0
+    now_ns, rows = kernel_clock.now_ns(), []
+    for about in sorted(folder.glob(f"*{jax_timings.ABOUT}")):
+        # A file that a killed process or a full disk left behind is no timing.
+        with suppress(OSError, ValueError):
+            setting = _setting(about.read_bytes())
+            kept = about.with_suffix("")
+            for path in sorted(kept.rglob("*")):
+                name = path.relative_to(kept)
+                if path.is_file() and _UNFINISHED not in name.parts:
+                    rows.append(_row(setting, str(name), path.read_bytes(), path.stat().st_mtime_ns))
+    if rows and cache.save(rows, older=False):
+        with suppress(OSError):
+            mark.touch()
+            os.utime(mark, ns=(now_ns, now_ns))
+    return len(rows)
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def put_out(store: Path, rows: Iterable[Profile]) -> None:
+    """Put timings of XLA where JAX programs find them; those that are there stay. Raises OSError."""
+    for row in rows:
+        if row.problem.startswith(_PROBLEM):
+            about = _about(row.setting)
+            place = Path(jax_timings.made(str(store), about), row.problem.removeprefix(_PROBLEM))
+            if not place.exists():
+                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(place, base64.b64decode(row.note))
 
 
 def figures(profiles: list[Profile]) -> Timings:
@@ -126,12 +188,16 @@ def write(profiles: Iterable[Profile], gpu: str, file: Path) -> Timings:
             next_step="name one with --gpu" if several else "import some first: `buildd cache import --xla FILE`",
         )
     ((setting, rows),) = newest.items()
-    jaxlib = setting.library.removeprefix(_LIBRARY)
-    about = {"device_kind": setting.gpu, "jaxlib": jaxlib, "platform_version": setting.toolkit}
+    about = _about(setting)
     parts = {ABOUT: json.dumps(about, sort_keys=True).encode()}
     parts |= {problem.removeprefix(_PROBLEM): base64.b64decode(row.note) for problem, row in sorted(rows.items())}
     _pack(file, parts)
-    return Timings(gpu=setting.gpu, jaxlib=jaxlib, timings=len(rows))
+    return Timings(gpu=setting.gpu, jaxlib=about["jaxlib"], timings=len(rows))
+
+
+def _about(setting: Setting) -> dict[str, str]:
+    jaxlib = setting.library.removeprefix(_LIBRARY)
+    return {"device_kind": setting.gpu, "jaxlib": jaxlib, "platform_version": setting.toolkit}
 
 
 def _title(setting: Setting) -> str:

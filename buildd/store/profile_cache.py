@@ -15,7 +15,7 @@ from types import TracebackType
 from buildd.errors import BuilddError, StoreError, StoreTooNew
 from buildd.store.database import Database
 from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
-from buildd.store.profiles import Profile, Profiles
+from buildd.store.profiles import Profile, Profiles, trim_timings
 from buildd.store.store import Store
 from codegen.gemm.best_kernels import Setting, cache_dir, folders
 from codegen.variables.settings import Settings
@@ -143,6 +143,8 @@ def flush_asked(settings: Settings, store: Store, project: str, build: str) -> t
     try:
         with open_profiles(settings.merged(), store, project) as cache:
             flushed = cache.flush(build)
+            if flushed:
+                trim_timings(store.folder, 0)
             said = ("FLUSH_PROFILE_CACHE=1: the profiles are emptied",) if flushed else ()
             return (*cache.notices, *said)
     except BuilddError as error:

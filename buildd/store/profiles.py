@@ -12,6 +12,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from buildd.errors import StoreError
+from buildd.hooks import jax_timings
 from buildd.store.areas import Area, Held
 from buildd.store.database import Database
 from buildd.store.sessions import FolderLock
@@ -28,6 +30,7 @@ from protocol.problem import NO_SPACE
 
 MOST_ROWS = 200_000
 MOST_FLUSHES = 200
+_MOST_TIMINGS = 20_000
 _MOST_FIGURE = 1 << 62
 _EPOCH = "profiles_epoch"
 _COLUMNS = (
@@ -231,17 +234,37 @@ class Profiles:
 
 
 class ProfileArea(Area):
-    """The rows of measured kernels; they survive `buildd cache flush`, and each save trims them."""
+    """The rows of measured kernels, and the timings that JAX programs keep (`hooks.jax_timings`).
+
+    They survive `buildd cache flush`. Each save trims the rows.
+    """
 
     name = "profiles"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, store: Path) -> None:
         self._database = database
+        self._store = store
 
     def held(self) -> Held:
         rows = self._database.rows("SELECT count(*), count(DISTINCT problem) FROM profiles")
         entries, problems = rows[0] if rows else (0, 0)
         return Held(entries=as_int(entries), note=f"of {as_int(problems)} problems")
+
+    def trim(self, limit_bytes: int) -> None:
+        """Keep the newest timings of JAX programs: XLA reads all that there are."""
+        trim_timings(self._store, _MOST_TIMINGS)
+
+
+def trim_timings(store: Path, most: int) -> None:
+    """Remove the oldest timings of JAX programs from a store until so many are left."""
+    found = []
+    for path in (store / jax_timings.FOLDER).glob("*/**/*"):
+        with suppress(OSError):
+            if path.is_file():
+                found.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(found, reverse=True)[most:]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _epoch(connection: sqlite3.Connection) -> int:

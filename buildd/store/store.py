@@ -86,7 +86,7 @@ class Store(Parts):
             DigestArea(self.database),
             HistoryArea(self.database),
             BuildArea(self.database),
-            ProfileArea(self.database),
+            ProfileArea(self.database, folder),
             *areas,
         )
         self._tools: set[Digest] = set()

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from buildd.errors import StoreError
+from buildd.hooks import jax_timings
 from buildd.profiling import xla_timings
 from tests.support.user import User
 
@@ -110,3 +111,29 @@ def test_commands_list_carry_and_flush_them(user: User, tmp_path: Path) -> None:
     assert "the profiles are emptied" in user.buildd("run", "--quiet", "--", "true")[1]
     del user.environ["FLUSH_PROFILE_CACHE"]
     assert "there are no such timings" in user.buildd("cache", "export", "--xla", str(merged))[1]
+
+
+def test_what_jax_programs_keep_becomes_rows_and_rows_reach_programs(user: User, tmp_path: Path) -> None:
+    about = {"device_kind": H100, "jaxlib": "0.11.2", "platform_version": "PJRT C API\ncuda 13000"}
+    kept = Path(jax_timings.made(str(user.store), about))
+    (kept / "tmp").mkdir()
+    (kept / "tmp" / "half.textproto").write_bytes(b"half")
+    (kept / "gemm.textproto").write_bytes(b"gemm")
+    merged = tmp_path / "merged.autotune"
+
+    def exported() -> dict[str, bytes]:
+        status, said = user.buildd("cache", "export", "--xla", str(merged))
+        assert status == 0, said
+        made = parts_of(merged)
+        assert json.loads(made.pop(xla_timings.ABOUT))["device_kind"] == H100
+        return made
+
+    assert exported() == {"gemm.textproto": b"gemm"}
+    (kept / "softmax.textproto").write_bytes(b"softmax")
+    assert exported() == {"gemm.textproto": b"gemm", "softmax.textproto": b"softmax"}
+    assert user.buildd("cache", "import", "--xla", str(timings(tmp_path / "more", {"v1/more.pb": b"more"})))[0] == 0
+    assert (kept / "v1/more.pb").read_bytes() == b"more", "programs with this GPU and these versions find it"
+    assert set(exported()) == {"gemm.textproto", "softmax.textproto", "v1/more.pb"}
+    user.environ["FLUSH_PROFILE_CACHE"] = "1"
+    assert "the profiles are emptied" in user.buildd("run", "--quiet", "--", "true")[1]
+    assert not [path for path in kept.rglob("*") if path.is_file()]
