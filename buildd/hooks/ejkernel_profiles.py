@@ -41,6 +41,8 @@ class _Thread(threading.local):
     """Where the next configuration comes from; empty outside of a choice: tuners of whole programs."""
     wants_tuned = False
     """The program would tune where no configuration is known."""
+    times_s: "tuple[float, ...]" = ()
+    """Of the candidates that were timed in the present choice."""
 
 
 _thread = _Thread()
@@ -52,19 +54,27 @@ def begin_selection(selection: "Any") -> None:
     """Note where configurations come from. Wraps ejkernel.ops.config.selection, just imported."""
     if is_on("BUILDD_DISABLE"):
         return
-    chain = selection.ConfigSelectorChain
-    choose, emit = chain.choose, chain._emit
+    chain, tuner = selection.ConfigSelectorChain, selection.Tuner
+    choose, emit, measure = chain.choose, chain._emit, tuner.measure
 
     @functools.wraps(choose)
     def chosen(self: "Any", *arguments: "Any", **named: "Any") -> "Any":
-        before = _thread.source, _thread.wants_tuned
+        before = _thread.source, _thread.wants_tuned, _thread.times_s
+        _thread.times_s = ()
         policy = self.policy
         _thread.source = TUNED
         _thread.wants_tuned = policy.allow_autotune and policy.cache_miss_fallback == "autotune"
         try:
             return choose(self, *arguments, **named)
         finally:
-            _thread.source, _thread.wants_tuned = before
+            _thread.source, _thread.wants_tuned, _thread.times_s = before
+
+    @functools.wraps(measure)
+    def measured(self: "Any", *arguments: "Any", **named: "Any") -> "Any":
+        time_s = measure(self, *arguments, **named)
+        if isinstance(time_s, float):
+            _thread.times_s += (time_s,)
+        return time_s
 
     @functools.wraps(emit)
     def emitted(self: "Any", event: str, **data: "Any") -> "Any":
@@ -72,7 +82,7 @@ def begin_selection(selection: "Any") -> None:
             _thread.source = _SOURCES[event]
         return emit(self, event, **data)
 
-    chain.choose, chain._emit = chosen, emitted
+    chain.choose, chain._emit, tuner.measure = chosen, emitted, measured
     _known.add("selection")
 
 
@@ -141,7 +151,7 @@ def begin_files(persistent: "Any") -> None:
             return
         key, value = self._key(device, op_id, call_key), _written(self, configuration)
         try:
-            self._data = ProfileFile(self.path).merge(key, value, _source())
+            self._data = ProfileFile(self.path).merge(key, value, _source(), _thread.times_s)
         except OSError:
             put(self, device, op_id, call_key, configuration)  # it gives up in its own way
 
@@ -179,10 +189,13 @@ class ProfileFile:
             return ""
         return str(noted.get("source", ""))
 
-    def merge(self, key: str, value: "Any", source: str) -> "dict[str, Any]":
+    def merge(self, key: str, value: "Any", source: str, times_s: "tuple[float, ...]" = ()) -> "dict[str, Any]":
         """Add a configuration to what others have kept; returns all of them.
 
         A guess or an override takes the place of no tuned one. Raises OSError.
+
+        Args:
+            times_s: of the candidates that were timed; the configuration is the fastest one.
         """
         with self._locked():
             rows = self.rows()
@@ -196,6 +209,8 @@ class ProfileFile:
             except ValueError:
                 noted = {}
             noted[key] = {"source": source, "value": _digest(value), "time": int(time.time()), **_versions()}
+            if source == TUNED and times_s:
+                noted[key] |= {"seconds": min(times_s), "candidates": len(times_s)}
             rows[key] = value
             # First where it comes from: a process killed in between leaves a note about nothing, and no nameless guess.
             self._replace(self.sources, noted)

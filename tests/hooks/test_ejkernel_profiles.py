@@ -167,9 +167,13 @@ def test_others_may_read_the_file_as_the_users_mask_says(tmp_path: Path) -> None
     assert (tmp_path / "op.json").stat().st_mode & 0o777 == 0o640
 
 
-def test_the_notes_name_versions_and_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notes_name_versions_limits_and_timings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EJKERNEL_TRITON_SMEM_LIMIT", "4096")
     cache, chain = hooked()
-    chain(cache(str(tmp_path / "op.json"))).choose("a")
-    (note,) = json.loads((tmp_path / ".op.json.sources").read_text()).values()
-    assert note["EJKERNEL_TRITON_SMEM_LIMIT"] == "4096" and note["time"] > 0
+    rows = cache(str(tmp_path / "op.json"))
+    for policy in ("autotune", "heuristics"):
+        chain(rows, policy=policy).choose(policy)
+    tuned, guessed = json.loads((tmp_path / ".op.json.sources").read_text()).values()
+    assert tuned["EJKERNEL_TRITON_SMEM_LIMIT"] == "4096" and tuned["time"] > 0
+    assert (tuned["seconds"], tuned["candidates"]) == (0.25, 2)
+    assert "seconds" not in guessed

@@ -36,8 +36,17 @@ class PersistentCache:
             json.dump(self._data, file)
 
 
+class Tuner:
+    """ejkernel.ops.config.selection.Tuner, which times no function: a candidate is its own time."""
+
+    def measure(self, candidate_s: float) -> float:
+        return candidate_s
+
+
 class ConfigSelectorChain:
     """ejkernel.ops.config.selection.ConfigSelectorChain, with a tuning that takes no time."""
+
+    tuner = Tuner()
 
     def __init__(self, persistent: Any, *, policy: str = "autotune", override: Any = None) -> None:
         self.persistent, self.override = persistent, override
@@ -54,6 +63,8 @@ class ConfigSelectorChain:
             return found
         if self.policy.cache_miss_fallback == "autotune":
             self.tunings += 1
+            for candidate_s in (0.5, 0.25):
+                self.tuner.measure(candidate_s)
             self.persistent.put(*where, {"tuned": call_key})
             self._emit("autotune_finish")
             return {"tuned": call_key}
@@ -79,5 +90,7 @@ def hooked() -> tuple[type[PersistentCache], type[ConfigSelectorChain]]:
     cache: Any = type("PersistentCache", (PersistentCache,), dict(vars(PersistentCache)))
     chain: Any = type("ConfigSelectorChain", (ConfigSelectorChain,), dict(vars(ConfigSelectorChain)))
     ejkernel_profiles.begin_files(types.SimpleNamespace(PersistentCache=cache))
-    ejkernel_profiles.begin_selection(types.SimpleNamespace(ConfigSelectorChain=chain))
+    tuner: Any = type("Tuner", (Tuner,), dict(vars(Tuner)))
+    chain.tuner = tuner()
+    ejkernel_profiles.begin_selection(types.SimpleNamespace(ConfigSelectorChain=chain, Tuner=tuner))
     return cache, chain

@@ -48,8 +48,9 @@ print(json.dumps({"loss": float(value), "asked": events["compile_requests_use_ca
 class JaxProgram:
     """A program of one user, run under `buildd run` or plainly."""
 
-    def __init__(self, user: User) -> None:
+    def __init__(self, user: User, code: str = PROGRAM) -> None:
         self.user = user
+        self._code = code
 
     def run(self, *arguments: str, through_us: bool = True, cwd: Path | None = None, **variables: str) -> Ran:
         """Run it in a folder."""
@@ -73,7 +74,7 @@ class JaxProgram:
     ) -> subprocess.Popen[str]:
         ours = (sys.executable, "-P", "-m", "buildd", "run", "--") if through_us else ()
         return subprocess.Popen(
-            [*ours, sys.executable, "-c", PROGRAM, *arguments],
+            [*ours, sys.executable, "-c", self._code, *arguments],
             cwd=cwd or self.user.folder,
             env={**self.user.environ, "JAX_PLATFORMS": "cpu", **variables},
             stdout=subprocess.PIPE,
