@@ -96,8 +96,7 @@ def _setting(about: bytes) -> Setting:
 
 def _row(setting: Setting, name: str, content: bytes, measured_ns: int) -> Profile:
     """Raises ValueError."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or str(path) != name:
+    if not _is_inside(name):
         raise ValueError(f"{name} is outside of it")
     return Profile(
         setting=setting,
@@ -107,6 +106,12 @@ def _row(setting: Setting, name: str, content: bytes, measured_ns: int) -> Profi
         measured_ns=measured_ns,
         note=base64.b64encode(content).decode(),
     )
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name leads to a file below the folder that it is in."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
 
 
 def take_in(store: Path, cache: ProfileCache) -> int:
@@ -119,7 +124,7 @@ def take_in(store: Path, cache: ProfileCache) -> int:
         return 0
     mark = folder / _TAKEN
     with suppress(FileNotFoundError):
-        if mark.stat().st_mtime_ns > max(map(_changed_ns, (folder, *folder.rglob("*/"))), default=0):
+        if mark.stat().st_mtime_ns > max(map(_changed_ns, folder.rglob("*/")), default=0):
             return 0
     now_ns, rows = kernel_clock.now_ns(), []
     for about in sorted(folder.glob(f"*{jax_timings.ABOUT}")):
@@ -146,14 +151,20 @@ def _changed_ns(folder: Path) -> int:
 
 
 def put_out(store: Path, rows: Iterable[Profile]) -> None:
-    """Put timings of XLA where JAX programs find them; those that are there stay. Raises OSError."""
+    """Put timings of XLA where JAX programs find them, as far as that is possible; those that are there stay.
+
+    Args:
+        rows: of any kind and from any origin: a row of a bundle may have any name.
+    """
     for row in rows:
-        if row.problem.startswith(_PROBLEM):
-            about = _about(row.setting)
-            place = Path(jax_timings.made(str(store), about), row.problem.removeprefix(_PROBLEM))
-            if not place.exists():
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(place, base64.b64decode(row.note))
+        name = row.problem.removeprefix(_PROBLEM)
+        if row.problem.startswith(_PROBLEM) and _is_inside(name):
+            # XLA times again what it does not find.
+            with suppress(OSError, ValueError):
+                place = Path(jax_timings.made(str(store), _about(row.setting)), name)
+                if not place.exists():
+                    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    replace_file(place, base64.b64decode(row.note))
 
 
 def figures(profiles: list[Profile]) -> Timings:
@@ -176,7 +187,8 @@ def write(profiles: Iterable[Profile], gpu: str, file: Path) -> Timings:
     words = gpu.lower().split()
     for row in profiles:
         title = _title(row.setting)
-        if row.problem.startswith(_PROBLEM) and all(word in title.lower() for word in words):
+        is_xlas = row.problem.startswith(_PROBLEM) and _is_inside(row.problem.removeprefix(_PROBLEM))
+        if is_xlas and all(word in title.lower() for word in words):
             found = newest.setdefault(row.setting, {})
             if row.problem not in found or found[row.problem].measured_ns <= row.measured_ns:
                 found[row.problem] = row

@@ -137,3 +137,16 @@ def test_what_jax_programs_keep_becomes_rows_and_rows_reach_programs(user: User,
     user.environ["FLUSH_PROFILE_CACHE"] = "1"
     assert "the profiles are emptied" in user.buildd("run", "--quiet", "--", "true")[1]
     assert not [path for path in kept.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "/tmp/../outside", "ABSOLUTE", "a/../../outside", ".", "", "v1/", "a\0b"]
+)
+def test_a_row_of_a_bundle_writes_nothing_outside_of_its_folder(tmp_path: Path, name: str) -> None:
+    (row,) = xla_timings.read(timings(tmp_path / "one", {"v1/gemm.pb": b"gemm"}))
+    store = tmp_path / "store"
+    store.mkdir()
+    named = name.replace("ABSOLUTE", str(tmp_path / "outside"))
+    xla_timings.put_out(store, [msgspec.structs.replace(row, problem=f"xla {named}"), row])
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != jax_timings.ABOUT]
+    assert sorted(path.name for path in written) == ["gemm.pb", "one"]
