@@ -353,7 +353,7 @@ def test_an_object_that_only_a_thin_archive_names(project: ForeignProject) -> No
     ],
 )
 def test_what_clang_makes_of_the_source_alone(project: ForeignProject, text: str, flags: tuple[str, ...]) -> None:
-    project.write("a.hip", f"#include <hip/hip_runtime.h>\n{text}")
+    project.write("a.hip", text)
     for flag in (*flags, *flags):
         check(project, f"hipcc --offload-arch=gfx90a {flag} -c a.hip", lambda: None)
 
