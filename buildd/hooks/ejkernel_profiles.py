@@ -14,6 +14,7 @@ import functools
 import glob
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
@@ -72,7 +73,7 @@ def begin_selection(selection: "Any") -> None:
     @functools.wraps(measure)
     def measured(self: "Any", *arguments: "Any", **named: "Any") -> "Any":
         time_s = measure(self, *arguments, **named)
-        if isinstance(time_s, float):
+        if isinstance(time_s, float) and math.isfinite(time_s):
             _thread.times_s += (time_s,)
         return time_s
 

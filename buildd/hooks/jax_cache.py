@@ -57,6 +57,7 @@ class _Process:
     """Locks are given back after a compile, so one process may wait for another."""
     identity: tuple[str, ...] = ()
     store = ""
+    """Its folder."""
 
 
 _thread = _Thread()

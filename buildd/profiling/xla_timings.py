@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import time
 import zipfile
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ import msgspec
 from blake3 import blake3
 
 from buildd.errors import StoreError
-from buildd.files import kernel_clock
 from buildd.files.atomic_write import replace_file
 from buildd.hooks import jax_timings
 from buildd.store.profile_cache import ProfileCache
@@ -35,8 +33,6 @@ _LIBRARY = "XLA of jaxlib "
 _MOST_BYTES = 1 << 20
 _UNFINISHED = "tmp"
 """XLA writes its files in a folder of this name before it renames them."""
-_TAKEN = "taken"
-"""A file beside programs' timings: all that is older is in the profiles."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,43 +107,23 @@ def _row(setting: Setting, name: str, content: bytes, measured_ns: int) -> Profi
 def _is_inside(name: str) -> bool:
     """Whether a name leads to a file below the folder that it is in."""
     path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
+    return name.isprintable() and not path.is_absolute() and ".." not in path.parts and str(path) == name != "."
 
 
-def take_in(store: Path, cache: ProfileCache) -> int:
-    """Make rows of the timings that JAX programs have kept in a store since the last time; how many there are.
-
-    Raises: StoreError.
-    """
-    folder = store / jax_timings.FOLDER
-    if not folder.is_dir():
-        return 0
-    mark = folder / _TAKEN
-    with suppress(FileNotFoundError):
-        if mark.stat().st_mtime_ns > max(map(_changed_ns, folder.rglob("*/")), default=0):
-            return 0
-    now_ns, rows = kernel_clock.now_ns(), []
-    for about in sorted(folder.glob(f"*{jax_timings.ABOUT}")):
-        # A file that a killed process or a full disk left behind is no timing.
+def take_in(store: Path, cache: ProfileCache) -> None:
+    """Make rows of the timings that JAX programs keep in a store. Raises StoreError."""
+    rows = []
+    for about in sorted((store / jax_timings.FOLDER).glob(f"*{jax_timings.ABOUT}")):
+        # What a killed process or a full disk left behind is no timing, and programs remove files.
         with suppress(OSError, ValueError):
-            setting = _setting(about.read_bytes())
-            kept = about.with_suffix("")
+            setting, kept = _setting(about.read_bytes()), about.with_suffix("")
             for path in sorted(kept.rglob("*")):
                 name = path.relative_to(kept)
-                if path.is_file() and _UNFINISHED not in name.parts:
-                    rows.append(_row(setting, str(name), path.read_bytes(), path.stat().st_mtime_ns))
-    if rows and cache.save(rows, older=False):
-        with suppress(OSError):
-            mark.touch()
-            os.utime(mark, ns=(now_ns, now_ns))
-    return len(rows)
-
-
-def _changed_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except OSError:
-        return 0
+                with suppress(OSError, ValueError):
+                    if path.is_file() and _UNFINISHED not in name.parts:
+                        rows.append(_row(setting, str(name), path.read_bytes(), path.stat().st_mtime_ns))
+    if rows:
+        cache.save(rows, older=False)
 
 
 def put_out(store: Path, rows: Iterable[Profile]) -> None:
@@ -197,7 +173,9 @@ def write(profiles: Iterable[Profile], gpu: str, file: Path) -> Timings:
         raise StoreError(
             f"there are timings of several GPUs or versions: {several}" if several else "there are no such timings",
             file=str(file),
-            next_step="name one with --gpu" if several else "import some first: `buildd cache import --xla FILE`",
+            next_step="name one with --gpu"
+            if several
+            else "run a JAX program below `buildd run` on the GPU, or import some: `buildd cache import --xla FILE`",
         )
     ((setting, rows),) = newest.items()
     about = _about(setting)

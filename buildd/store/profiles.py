@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -248,7 +249,8 @@ class ProfileArea(Area):
     def held(self) -> Held:
         rows = self._database.rows("SELECT count(*), count(DISTINCT problem) FROM profiles")
         entries, problems = rows[0] if rows else (0, 0)
-        return Held(entries=as_int(entries), note=f"of {as_int(problems)} problems")
+        size_bytes = sum(status.st_size for _, status in _timings(self._store))
+        return Held(entries=as_int(entries), bytes=size_bytes, note=f"of {as_int(problems)} problems")
 
     def trim(self, limit_bytes: int) -> None:
         """Keep the newest timings of JAX programs: XLA reads all that there are."""
@@ -257,14 +259,19 @@ class ProfileArea(Area):
 
 def trim_timings(store: Path, most: int) -> None:
     """Remove the oldest timings of JAX programs from a store until so many are left."""
-    found = []
-    for path in (store / jax_timings.FOLDER).glob("*/**/*"):
-        with suppress(OSError):
-            if path.is_file():
-                found.append((path.stat().st_mtime_ns, path))
-    for _, path in sorted(found, reverse=True)[most:]:
+    found = sorted(((status.st_mtime_ns, path) for path, status in _timings(store)), reverse=True)
+    for _, path in found[most:]:
         with suppress(OSError):
             path.unlink()
+
+
+def _timings(store: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The files of JAX programs' timings."""
+    for path in (store / jax_timings.FOLDER).glob("*/**/*"):
+        with suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                yield path, status
 
 
 def _epoch(connection: sqlite3.Connection) -> int:

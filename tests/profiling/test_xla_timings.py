@@ -134,9 +134,16 @@ def test_what_jax_programs_keep_becomes_rows_and_rows_reach_programs(user: User,
     assert user.buildd("cache", "import", "--xla", str(timings(tmp_path / "more", {"v1/more.pb": b"more"})))[0] == 0
     assert (kept / "v1/more.pb").read_bytes() == b"more", "programs with this GPU and these versions find it"
     assert set(exported()) == {"gemm.textproto", "softmax.textproto", "v1/more.pb"}
+    (kept / "gone.textproto").symlink_to("nowhere")
+    user.environ["CACHE_DIR"] = str(tmp_path / "shared")
+    assert set(exported()) == {"gemm.textproto", "softmax.textproto", "v1/more.pb"}, "into another database"
+    del user.environ["CACHE_DIR"]
+    areas = json.loads(user.buildd("cache", "stats", "--json")[1])["areas"]
+    assert areas["profiles"]["bytes"] == len(b"halfgemmsoftmaxmore"), areas["profiles"]
     user.environ["FLUSH_PROFILE_CACHE"] = "1"
     assert "the profiles are emptied" in user.buildd("run", "--quiet", "--", "true")[1]
     assert not [path for path in kept.rglob("*") if path.is_file()]
+    assert "run a JAX program below" in user.buildd("cache", "export", "--xla", str(merged))[1]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ one. Tests of the real class are in `tests/jax`.
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ class PersistentCache:
 
 
 class Tuner:
-    """ejkernel.ops.config.selection.Tuner, which times no function: a candidate is its own time."""
+    """ejkernel.ops.config.selection.Tuner, which times no function: a candidate is its own time, or fails."""
 
     def measure(self, candidate_s: float) -> float:
         return candidate_s
@@ -63,7 +64,7 @@ class ConfigSelectorChain:
             return found
         if self.policy.cache_miss_fallback == "autotune":
             self.tunings += 1
-            for candidate_s in (0.5, 0.25):
+            for candidate_s in (0.5, math.inf, 0.25):
                 self.tuner.measure(candidate_s)
             self.persistent.put(*where, {"tuned": call_key})
             self._emit("autotune_finish")

@@ -289,12 +289,12 @@ class _Watcher:
             _carefully(name, _begin_ledger)
             _carefully(name, _keep_bytecode)
         then = _THEN.get(name)
-        if then is None and name not in _LONG:
+        if then is None and name not in _MANY_OBJECTS:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
-                if name in _LONG:
+                if name in _MANY_OBJECTS:
                     _carefully(name, _collect_later, spec)
                 if then is not None:
                     _follow(spec, then)
@@ -303,7 +303,7 @@ class _Watcher:
 
 
 _LARGE = ("torch", "triton")
-_LONG = ("torch", "jax")
+_MANY_OBJECTS = ("torch", "jax")
 """Their imports make so many objects that Python's collector takes a tenth of a program's start."""
 _THEN = {
     "aitemplate.backend.builder": _recompile_models,
