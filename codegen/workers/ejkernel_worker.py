@@ -21,6 +21,8 @@ from typing import NamedTuple
 sys.dont_write_bytecode = True
 
 _CUTLASS = "cutlass/cutlass.h"
+_READS_CUTLASS = "CUTLASS_INCLUDE"
+"""A word of a CMakeLists.txt whose library includes CUTLASS's headers."""
 _LAST_LINES = 12
 
 
@@ -129,6 +131,12 @@ def build(library: Library, archs: list[str], jobs: str, cutlass: str) -> Iterat
         raise Refused(f"there is no {'cmake' if nvcc else 'nvcc'} on PATH")
     if jaxlib is None or jaxlib.origin is None:
         raise Refused(f"{sys.executable} has no jaxlib")
+    with open(os.path.join(library.sources, "CMakeLists.txt"), encoding="utf-8", errors="replace") as file:
+        if not cutlass and _READS_CUTLASS in file.read():
+            raise Refused(
+                f"it needs CUTLASS's headers: {sys.executable} -m pip install nvidia-cutlass, "
+                "or name their folder in EJKERNEL_CUTLASS_INCLUDE"
+            )
     with _tree(library.place) as tree:
         settings = {
             "EJKERNEL_CUDA_ARCHS": ";".join(archs),
@@ -136,7 +144,8 @@ def build(library: Library, archs: list[str], jobs: str, cutlass: str) -> Iterat
             "CMAKE_CUDA_COMPILER": nvcc,
         }
         if cutlass:
-            settings["EJKERNEL_CUTLASS_INCLUDE"] = cutlass
+            # No CMakeLists.txt of ejkernel lets its user name the folder: each expects a checkout's csrc/cutlass.
+            settings["CMAKE_CUDA_STANDARD_INCLUDE_DIRECTORIES"] = cutlass
         words = [f"-D{name}={value}" for name, value in settings.items()]
         done = subprocess.run(["cmake", "-S", library.sources, "-B", tree, *words], capture_output=True, text=True)
         if done.returncode:

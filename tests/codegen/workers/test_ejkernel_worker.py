@@ -98,11 +98,19 @@ def test_only_the_named_ones_with_the_users_cutlass(machine: Machine) -> None:
         (machine.folder / folder / "cutlass.h").write_text("")
     rooted, theirs = str(machine.folder / "rooted"), str(machine.folder / "theirs")
     assert machine.run("", "one", EJKERNEL_CUDA_ARCH="sm_86", CUTLASS_PATH=rooted)[0] == 0
-    assert f"-DEJKERNEL_CUTLASS_INCLUDE={rooted}/include" in machine.log.read_text()
+    assert f"-DCMAKE_CUDA_STANDARD_INCLUDE_DIRECTORIES={rooted}/include" in machine.log.read_text()
     ours = {"CUTLASS_PATH": rooted, "EJKERNEL_CUTLASS_INCLUDE": theirs}
     assert machine.run("", "one", EJKERNEL_CUDA_ARCHS="86", **ours)[0] == 0
-    assert f"-DEJKERNEL_CUTLASS_INCLUDE={theirs}" in machine.log.read_text()
+    assert f"-DCMAKE_CUDA_STANDARD_INCLUDE_DIRECTORIES={theirs}" in machine.log.read_text()
     assert (place / "libejkernel_it_cuda_sm86.so").exists() and not other.exists()
+
+
+def test_a_library_that_needs_cutlass_says_so_before_it_compiles(machine: Machine) -> None:
+    machine.library("one", "one")
+    (machine.site / "one/CMakeLists.txt").write_text('target_include_directories(x PRIVATE "${CUTLASS_INCLUDE}")\n')
+    status, _, errors = machine.run("90")
+    assert status == 1 and "error: one: it needs CUTLASS's headers" in errors and "nvidia-cutlass" in errors
+    assert not machine.log.exists(), "cmake has not run"
 
 
 def test_a_library_that_fails_is_named_and_leaves_nothing(machine: Machine) -> None:
