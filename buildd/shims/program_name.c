@@ -17,7 +17,18 @@ static int digits(const char *text, size_t length)
 	return length > 0;
 }
 
-/* Whether this is the name of a compiler: gcc, x86_64-linux-gnu-g++-12, clang-15, nvcc ... As in
+/* Whether this ends the name of a compiler that a wrapper of its name has moved aside. */
+static int is_moved(const char *ending)
+{
+	static const char *const endings[] = { "real", "orig", "distrib" };
+
+	for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++)
+		if ((*ending == '-' || *ending == '.') && strcmp(ending + 1, endings[i]) == 0)
+			return 1;
+	return 0;
+}
+
+/* Whether this is the name of a compiler: gcc, x86_64-linux-gnu-g++-12, clang-15, g++-real, nvcc ... As in
    codegen/foreign/command_line.py. */
 int is_compiler(const char *name)
 {
@@ -35,7 +46,8 @@ int is_compiler(const char *name)
 		length = strlen(versioned[i]);
 		if (strncmp(name, versioned[i], length) != 0)
 			continue;
-		if (name[length] == 0 || (name[length] == '-' && digits(name + length + 1, strlen(name + length + 1))))
+		if (name[length] == 0 || is_moved(name + length) ||
+		    (name[length] == '-' && digits(name + length + 1, strlen(name + length + 1))))
 			return 1;
 	}
 	return 0;

@@ -154,11 +154,14 @@ def nvcc_recipe(
         whole_archive=(("-Xlinker=--whole-archive",), ("-Xlinker=--no-whole-archive",)),
         soname=lambda name: (f"-Xlinker=-soname={name}",),
         runpath=lambda folder: ("-Xlinker=-rpath", f"-Xlinker={folder}"),
-        search=include_folders(
-            options.include,
-            (*(flag for unit in units for flag in unit.flags), *flags, *_environment_flags(compiler)),
-            dict(compiler.tool.roots),
-            compiler.environment,
+        search=(
+            *include_folders(
+                options.include,
+                (*(flag for unit in units for flag in unit.flags), *flags, *_environment_flags(compiler)),
+                dict(compiler.tool.roots),
+                compiler.environment,
+            ),
+            *compiler.before,
         ),
         library_search=(
             *library_folders(

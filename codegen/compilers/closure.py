@@ -111,16 +111,37 @@ def script_files(path: str, environment: Mapping[str, str], depth: int = 4) -> t
     return tuple(found)
 
 
-def handed_to(script: str) -> str:
-    """Return the program that a shell script does nothing but exec, with its own arguments; empty for any other
-    file."""
+_EXEC = re.compile(
+    r"#! ?/\S*/(?:env )?(?:ba|da|)sh\n(?:\s*(?:#.*)?\n)*"
+    r"""exec (?P<quote>["']?)(?P<program>/[\w./+-]+)(?P=quote)(?P<words>(?:\s+[\w./+=:@%,-]+)*)\s+"\$@"\s*"""
+)
+"""A shell script that does nothing but `exec`, perhaps with words of its own before its caller's."""
+_ADDED = re.compile(r"-B ?/\S+|-isystem ?/\S+|-D(?!__)\w+(?:=[A-Za-z0-9.+-]*)?|-m64|-pthread|-pipe")
+"""What such words may be: the compiler's answers to probes show where they make it look, and no other rule for a
+command depends on them."""
+
+
+def _read_exec(script: str) -> tuple[str, tuple[str, ...]]:
+    """Return the program that a shell script does nothing but exec, and the options that it puts before its caller's
+    arguments; an empty program for any other file, and for other options."""
     try:
         with open_regular(script) as stream:
             text = stream.read(1 << 12).decode(errors="replace")
     except OSError:
-        return ""
-    match = re.fullmatch(r"#! ?/\S*/(?:env )?(?:ba|da|)sh\n(?:\s*(?:#.*)?\n)*exec \"?(/[\w./+-]+)\"? \"\$@\"\s*", text)
-    return match[1] if match else ""
+        return "", ()
+    found = _EXEC.fullmatch(re.sub(r"\\\n\s*", " ", text))
+    words = re.findall(r"(?:-B|-isystem)\s+[^-\s]\S*|\S+", found["words"]) if found else []
+    options = [" ".join(word.split()) for word in words]
+    if found is None or not all(map(_ADDED.fullmatch, options)):
+        return "", ()
+    return found["program"], tuple(options)
+
+
+def handed_to(script: str) -> str:
+    """Return the program that a shell script does nothing but exec, with its caller's arguments alone; empty for any
+    other file."""
+    program, options = _read_exec(script)
+    return "" if options else program
 
 
 class Files:
@@ -225,8 +246,13 @@ class HostCompiler:
     wrapper: str = ""
     """The driver, or a program of its, that is a script or program which calls another one: it may read any variable
     and any file."""
+    before: tuple[str, ...] = ()
+    """Those of `search` that a script in front of the driver names with -isystem. The driver searches them before
+    folders that a command names in this way."""
 
 
+_MOST_SCRIPTS = 4
+"""As many as `script_files` follows."""
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
 
 
@@ -248,6 +274,7 @@ def host_compiler(
     """
     driver = programs[0]
     called = (driver, *options)
+    behind, before = _behind(driver)
     inputs = script_files(driver, dict(environment))
     (answer,) = knowledge.ask(Probe(argv=(*called, "-print-search-dirs"), environment=environment, files=inputs))
     folders = search_dirs(answer.stdout)
@@ -291,17 +318,34 @@ def host_compiler(
         version,
         folders["libraries"],
         folders["programs"],
+        before=tuple(folder for folder in search_folders(text) if folder in before),
         wrapper=driver
-        if _calls_another(driver, text)
+        if _calls_another(behind, text)
         else next(filter(_does_more_than_exec, (*programs[1:], *(file for role, file in named if role != "ld"))), ""),
     )
 
 
+def _behind(driver: str) -> tuple[str, tuple[str, ...]]:
+    """Return the program behind scripts that do nothing but exec, empty if one of them does more, and the folders that
+    they name with -isystem."""
+    folders: list[str] = []
+    for _ in range(_MOST_SCRIPTS):
+        if not driver or not is_script(driver):
+            break
+        driver, options = _read_exec(driver)
+        folders += [os.path.normpath(word.removeprefix("-isystem").strip()) for word in options if "-isystem" in word]
+    return ("" if is_script(driver) else driver), tuple(folders)
+
+
 def _calls_another(driver: str, text: str) -> bool:
     """Tell whether a driver is a wrapper, by what it says with -v: gcc names itself as it was called, and clang the
-    program that it runs for the front end, which is itself."""
-    if is_script(driver):
-        return _does_more_than_exec(driver)
+    program that it runs for the front end, which is itself.
+
+    Args:
+        driver: the program behind scripts that do nothing but exec; empty if there is none.
+    """
+    if not driver:
+        return True
     called = re.findall(r"^COLLECT_GCC=(\S+)", text, re.MULTILINE)
     fronts = re.findall(r'^ "?(/[^"\n]+?)"? -cc1 ', text, re.MULTILINE)
     own = os.path.realpath(driver)

@@ -67,6 +67,8 @@ class Compiler(Frozen, frozen=True):
     """The preprocessor is clang's (hipcc, or nvcc with -ccbin clang++)."""
     wrapper: str = ""
     """nvcc only: the host compiler, if it is a wrapper."""
+    before: tuple[str, ...] = ()
+    """Folders that a script in front of the host compiler names with -isystem: see `closure.HostCompiler`."""
     source: str = ""
     """The place where the compiler was found."""
     archs_without_library: tuple[str, ...] = ()
@@ -156,6 +158,7 @@ def describe_nvcc(
         ),
         clang=compiler.clang,
         wrapper=compiler.wrapper,
+        before=compiler.before,
         source=f"{found.source}: {found.path}",
     )
     return described, stub

@@ -58,6 +58,8 @@ class Described(Frozen, frozen=True):
     """The host compiler that the command names for nvcc: the tool behind a shim."""
     standard: tuple[str, ...]
     """System folders, whose headers -MMD leaves out."""
+    before: tuple[str, ...] = ()
+    """Folders that a script in front of nvcc's host compiler names with -isystem: see `closure.HostCompiler`."""
     libraries: tuple[str, ...] = ()
     """Folders that the tool searches for libraries by default."""
     gpus: tuple[str, ...] = ()
@@ -216,6 +218,7 @@ def _nvcc(
         clang=compiler.clang,
         host=host,
         standard=tuple(folder for folder in tool.search if folder not in compiler.included),
+        before=compiler.before,
         libraries=compiler.libraries,
         gpus=gpus or (),
     )

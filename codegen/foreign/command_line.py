@@ -55,8 +55,10 @@ _PARTS_FOLDERS = ("COMPILER_PATH", "GCC_EXEC_PREFIX")
 """Variables by which gcc and clang find their own programs."""
 _LINKERS_VERSION = "-Wl,--version"
 """Meson asks so for the linker's name."""
-_MOVED = re.compile(r"\.(nvcc)-wrapped")
-"""The name that nixpkgs' makeWrapper gives to a program, whose own name its wrapper takes."""
+_MOVED = re.compile(
+    r"\.(?P<nix>nvcc)-wrapped|(?:.*-linux-gnu-)?(?P<aside>gcc|g\+\+|cc|c\+\+|clang|clang\+\+)[.-](?:real|orig|distrib)"
+)
+"""The names of programs whose own names their wrappers take: nixpkgs' makeWrapper, dpkg-divert, and by hand."""
 
 
 def family_of(name: str) -> Family | None:
@@ -64,8 +66,13 @@ def family_of(name: str) -> Family | None:
 
     The library that interposes calls by path has the same rule (buildd/shims/program_name.c).
     """
-    versioned = _VERSIONED.fullmatch(name) or _MOVED.fullmatch(name)
-    return TOOLS.get(versioned[1] if versioned else name)
+    return TOOLS.get(known_name(name))
+
+
+def known_name(name: str) -> str:
+    """The plain name of a compiler's file: "g++" for x86_64-linux-gnu-g++-12 and g++-real. Others stay as they are."""
+    found = _VERSIONED.fullmatch(name) or _MOVED.fullmatch(name)
+    return next(filter(None, found.groups())) if found else name
 
 
 def parse(command: Sequence[str], folder: str, environment: Sequence[tuple[str, str]] = ()) -> Compile:

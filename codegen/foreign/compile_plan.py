@@ -29,6 +29,7 @@ from codegen.compilers.depfile import HeaderFolders
 from codegen.flags import inspect
 from codegen.flags import words as flag_words
 from codegen.foreign.called_tool import Described
+from codegen.foreign.command_line import known_name
 from codegen.plan import (
     LINKED,
     LISTED,
@@ -209,7 +210,7 @@ def plan(
     discovery = Discovery.CLANG if described.clang else Discovery.GCC_LINKER if linked else Discovery.GCC
     if compile.objects and not nvcc:
         discovery = Discovery.LINKER  # gcc preprocesses nothing; nvcc compiles a stub
-    search = include_folders((), flags, dict(described.tool.roots), environment)
+    search = (*include_folders((), flags, dict(described.tool.roots), environment), *described.before)
     if compile.makes is Makes.DEVICE_LINKED:
         search += (".",)  # nvcc has the host compiler search the headers of its stub there
     if linked:
@@ -298,7 +299,7 @@ def _is_c(compile: Compile, program: Argument) -> bool:
     for before, flag in pairwise(("", *compile.flags)):
         if before == "-x" or (flag.startswith("-x") and flag != "-x"):
             return flag.removeprefix("-x") in _C
-    return language_of(compile.source) in _C and not str(program).rstrip("-.0123456789").endswith("++")
+    return language_of(compile.source) in _C and not known_name(os.path.basename(str(program))).endswith("++")
 
 
 def header_folders(compile: Compile, described: Described) -> HeaderFolders:

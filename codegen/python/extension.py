@@ -194,7 +194,7 @@ def _host_recipe(
         link_effects=inspect(target.link_flags),
         whole_archive=(("-Wl,--whole-archive",), ("-Wl,--no-whole-archive",)),
         runpath=lambda folder: (f"-Wl,-rpath,{folder}",),
-        search=include_folders(include, plain, folders, compiler.environment),
+        search=(*include_folders(include, plain, folders, compiler.environment), *compiler.before),
         library_search=(
             *library_folders((*target.link_flags, *tail), compiler.environment, folders),
             *compiler.libraries,
@@ -221,6 +221,7 @@ def _host_compiler(context: Context, roots: tuple[tuple[str, str], ...]) -> Comp
         version=found.version,
         archs=(),
         libraries=found.libraries,
+        before=found.before,
         clang=found.clang,
     )
 

@@ -72,6 +72,24 @@ def test_the_compiler_behind_a_wrapper_hits(project: ForeignProject, text: str, 
     assert project.figures().passed_through == {}
 
 
+@pytest.mark.parametrize("ending", ["-real", ".orig", ".distrib"])
+def test_a_compiler_that_its_wrapper_moved_aside(project: ForeignProject, ending: str) -> None:
+    """By hand, as images of CUDA do with a gcc of their own, and by dpkg-divert."""
+    for name in ("gcc", "g++"):
+        (project.write("../own/.keep", "").parent / f"{name}{ending}").symlink_to(shutil.which(name) or "")
+    project.write("c.c", "#include <c_only.h>\nint const a = A;\n")
+    project.write("include/c_only.h", "")
+    script = wrap(project, f'#!/bin/sh\nexec {project.folder.parent}/own/g++{ending} "$@"\n')
+    wrap(project, f'#!/bin/sh\nexec {project.folder.parent}/own/gcc{ending} "$@"\n', "gcc")
+    environ = {**project.environ, "C_INCLUDE_PATH": "include"}
+    for _ in range(2):
+        for tool, source in ((str(script), "a.cpp"), ("gcc", "c.c")):
+            done = project.call("sh", "-c", f"{tool} -DA=1 -MMD -c {source} -o a.o; exit $?", environ=environ)
+            assert done.returncode == 0, done.stderr
+    assert "c_only.h" not in (project.folder / "a.d").read_text(), "a system header for C"
+    assert project.counts() == (2, 2) and project.figures().passed_through == {}
+
+
 def test_a_launcher_that_cmake_wrote_down_looks_through_without_buildd_run(project: ForeignProject) -> None:
     script = wrap(project, WRAPPERS["exec"])
     launcher = f"{project.shims}/{LAUNCHER}"
@@ -291,6 +309,57 @@ def test_a_wrapper_as_host_compiler(project: ForeignProject, toolkit: Path, kind
     assert project.figures().passed_through == {"host-wrapper": 2}
 
 
+def host_script(project: ForeignProject, words: str, name: str = "host-g++") -> Path:
+    script = project.write(f"../bin/{name}", f'#!/bin/sh\n# ours\nexec {words} "$@"\n')
+    script.chmod(0o755)
+    return script.resolve()
+
+
+@pytest.mark.cuda
+def test_a_host_compiler_by_a_script_that_adds_options_of_its_own(project: ForeignProject, toolkit: Path) -> None:
+    """As in images with a gcc in a folder of its own: its script says where its parts and headers are."""
+    cuda_project(project, "k.cu")
+    project.write("k.cu", "#include <place.h>\n" + (project.folder / "k.cu").read_text() + "char const *from = FROM;\n")
+    first, second = (project.folder.parent / name for name in ("first", "second"))
+    first.mkdir()
+    project.write("../second/place.h", '#define FROM "second"\n')
+    project.search(f"{toolkit}/bin")
+    options = f"-B/usr/bin/ \\\n  -isystem {first} -DA=1"
+
+    def compiled(text: str, plain: str = "plain.o") -> bool:
+        """Whether the compile ran; its object holds the text, and is nvcc's own."""
+        command = ("-ccbin", str(script), "-isystem", str(second), "-arch=sm_80", "-c", "k.cu", "-o")
+        before = project.counts()
+        project.good("nvcc", *command, "k.o")
+        assert project.plainly("nvcc", *command, plain).returncode == 0
+        assert text.encode() in (project.folder / "k.o").read_bytes()
+        assert text.encode() in (project.folder / plain).read_bytes()
+        return project.counts()[1] > before[1]
+
+    script = host_script(project, f"{GXX} {options}")
+    assert compiled("second") and not compiled("second")
+    project.write("../first/place.h", '#define FROM "first"\n')
+    assert compiled("first"), "the script's folder comes before the command's"
+    assert not compiled("first")
+    host_script(project, f"{GXX} {options} -DFROM2")
+    assert compiled("first"), "another script"
+    assert project.figures().passed_through == {}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("words", ["{gxx} -ffile-prefix-map=/x=/y", "{gxx} -I/x", "{gxx} -DA=__FILE__", "{other}"])
+def test_a_script_whose_options_or_next_script_may_do_more_is_not_followed(
+    project: ForeignProject, toolkit: Path, words: str
+) -> None:
+    cuda_project(project, "k.cu")
+    project.search(f"{toolkit}/bin")
+    other = host_script(project, f"{GXX} $MINE", "other")
+    script = host_script(project, words.format(gxx=GXX, other=other))
+    for _ in range(2):
+        project.call("nvcc", "-ccbin", str(script), "-DA=1", "-arch=sm_80", "-c", "k.cu", "-o", "k.o")
+    assert project.counts() == (0, 0) and project.figures().passed_through == {"host-wrapper": 2}
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("how", ["bare", "relative", "variable", "flags"])
 def test_host_compiler_of_the_caller(project: ForeignProject, toolkit: Path, how: str) -> None:
@@ -379,14 +448,16 @@ def test_a_script_in_place_of_ld_is_not_followed(project: ForeignProject) -> Non
 def test_a_relative_host_compiler_is_each_folders_own(project: ForeignProject, toolkit: Path) -> None:
     cuda_project(project, "one/k.cu")
     project.write("two/k.cu", (project.folder / "one/k.cu").read_text())
-    project.write("one/my-g++", f'#!/bin/sh\nexec {GXX} "$@"\n').chmod(0o755)
+    project.write("one/my-g++", f'#!/bin/sh\nexec {GXX} -DA=1 "$@"\n').chmod(0o755)
     project.write("two/my-g++", f'#!/bin/sh\nexec {GXX} -DA=2 "$@"\n').chmod(0o755)
     project.search(f"{toolkit}/bin")
-    command = ("nvcc", "-ccbin", "./my-g++", "-DA=1", "-arch=sm_80", "-c", "k.cu", "-o", "k.o")
-    for folder in ("one", "two"):
+    command = ("nvcc", "-ccbin", "./my-g++", "-arch=sm_80", "-c", "k.cu", "-o", "k.o")
+    for folder in ("one", "two", "one"):
         done = project.call(*command, cwd=project.folder / folder)
         assert done.returncode == 0, done.stderr
-    assert project.counts() == (0, 1) and project.figures().passed_through == {"host-wrapper": 1}
+    assert project.counts() == (1, 2) and project.figures().passed_through == {}
+    one, two = ((project.folder / folder / "k.o").read_bytes() for folder in ("one", "two"))
+    assert one != two
 
 
 @pytest.mark.cuda
