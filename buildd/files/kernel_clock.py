@@ -10,28 +10,13 @@ import os
 import threading
 import time
 
+from buildd.files.devices import are_stamped_by_tick
+
 STEP_NS = 20_000_000
 """For file systems that take their times from elsewhere, as from another machine or process, or round them."""
 _COARSE = 5
 """CLOCK_REALTIME_COARSE of Linux, for which Python has no name; see clock_gettime(2)."""
-_BY_TICK = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs", "zfs"))
-"""Not overlay: its upper folder may lie on a file system of the host's."""
 _TICK_NS = min(STEP_NS, round(time.clock_getres(_COARSE) * 1e9))
-_LOOK_AGAIN_S = 5.0
-"""A device number may come to another file system once its own is unmounted."""
-
-
-class _Devices:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._looked_s = -_LOOK_AGAIN_S
-        self._by_tick: frozenset[int] = frozenset()
-
-    def are_stamped_by_tick(self, device: int) -> bool:
-        if time.monotonic() - self._looked_s >= _LOOK_AGAIN_S:
-            with self._lock:
-                self._by_tick, self._looked_s = _stamped_by_tick(), time.monotonic()
-        return device in self._by_tick
 
 
 class _Moments:
@@ -49,7 +34,7 @@ class _Moments:
             return tick_ns + self._count
 
 
-_devices, _moments = _Devices(), _Moments()
+_moments = _Moments()
 
 
 def now_ns() -> int:
@@ -59,7 +44,7 @@ def now_ns() -> int:
 
 def step_ns(device: int) -> int:
     """How much older than `now_ns` the stamp of a write may be that comes later, on a device (`st_dev`)."""
-    return _TICK_NS if _devices.are_stamped_by_tick(device) else STEP_NS
+    return _TICK_NS if are_stamped_by_tick(device) else STEP_NS
 
 
 def step_below(folder: str) -> int:
@@ -68,19 +53,3 @@ def step_below(folder: str) -> int:
         return step_ns(os.stat(folder).st_dev)
     except OSError:
         return STEP_NS
-
-
-def _stamped_by_tick() -> frozenset[int]:
-    """The devices whose file systems the kernel stamps by itself (proc(5), /proc/PID/mountinfo)."""
-    found: set[int] = set()
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
-            lines = stream.readlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        head, _, tail = line.partition(" - ")
-        major, _, minor = head.split()[2].partition(":")
-        if tail.partition(" ")[0] in _BY_TICK:
-            found.add(os.makedev(int(major), int(minor)))
-    return frozenset(found)

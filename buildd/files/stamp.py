@@ -10,6 +10,7 @@ import os
 import stat as stat_module
 from typing import NamedTuple
 
+from buildd.files.devices import are_seen_by_opening
 from buildd.files.kernel_clock import step_ns
 
 COARSE_STEP_NS = 2_000_000_000
@@ -33,9 +34,27 @@ def stamp_of(path: str) -> Stamp | None:
     """The stamp of a regular file, symbolic links followed; None where there is none."""
     try:
         status = os.stat(path)
+        if are_seen_by_opening(status.st_dev) and stat_module.S_ISREG(status.st_mode):
+            status = _opened(path, status)
     except (OSError, ValueError):
         return None
     return stamp_in(status) if stat_module.S_ISREG(status.st_mode) else None
+
+
+def _opened(path: str, status: os.stat_result) -> os.stat_result:
+    """What a file says of itself once it is open. Raises OSError where the file has gone.
+
+    Args:
+        status: what `stat` says, which counts for a file that may not be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except PermissionError:
+        return status
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def stamp_in(status: os.stat_result) -> Stamp:

@@ -235,6 +235,7 @@ static int file_holds(const struct facts *facts, int place, const char *folder, 
 	if (fstatat(place, path, &status, moved ? AT_SYMLINK_NOFOLLOW : 0) == 0) {
 		if (S_ISLNK(status.st_mode))
 			return 0;
+		see_by_opening(place, path, &status);
 		take_stamp(&status, now);
 	}
 	if (memcmp(was, now, sizeof now) == 0)

@@ -7,6 +7,7 @@
 #define MARK ".buildd-launchers" /* in every folder of shims: links to the real tools, by name; "start", "place" */
 
 struct sockaddr_un;
+struct stat;
 
 struct buffer {
 	unsigned char *data;
@@ -107,6 +108,10 @@ void put_own(struct buffer *text, const void *content, size_t length, const char
 
 /* answer.c: exit as the tool would, if this command has an answer and all its inputs are unchanged; else return. */
 void answer(const char *store);
+
+/* remote.c: replace what `stat` has said of a file by what it says once it is open, where the two may differ; where it has
+   gone meanwhile, it is of no kind any more. Args: as of `fstatat`. */
+void see_by_opening(int place, const char *path, struct stat *status);
 
 /* host.c */
 int host(struct reader command, struct value place); /* whether the program could be started */

@@ -67,6 +67,7 @@ _SOURCES = (
             "message.c",
             "program_name.c",
             "question.c",
+            "remote.c",
             "rule.c",
             "several.c",
             "start.c",

@@ -1,14 +1,17 @@
-"""Names of files with their links resolved."""
+"""Stamps of files, and names of files with their links resolved."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from buildd.files.stamp import moved_since, real_path
+from buildd.files import devices
+from buildd.files.stamp import moved_since, real_path, stamp_of
 
 NAMES = [
     "real",
@@ -75,3 +78,27 @@ def test_a_link_behind_a_linked_folder_is_followed_as_the_system_does(tmp_path: 
     assert not moved_since(path, later_ns, {})
     (tmp_path / "usr" / "lib" / "libx.so.6").unlink()
     assert moved_since(path, later_ns, {})
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "overlay"])
+def test_stamps_of_a_network_file_system_are_taken_from_the_open_file(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There `stat` may tell what was some seconds ago; a compiler opens the file, and sees what is."""
+    path = tmp_path / "h.h"
+    path.write_text("1")
+    device, old, usual = os.makedev(0, 77), os.stat(path), os.stat
+    fields = {name: getattr(old, name) for name in dir(old) if name.startswith("st_")}
+
+    def cached(*words: Any, **named: Any) -> Any:
+        return SimpleNamespace(**fields, **{"st_dev": device}) if words[0] == str(path) else usual(*words, **named)
+
+    del fields["st_dev"]
+    monkeypatch.setattr(os, "stat", cached)
+    monkeypatch.setattr(devices, "_mounted", lambda: {device: kind})
+    monkeypatch.setattr(devices, "_kinds", devices._Kinds())
+    path.write_text("two")
+    found = stamp_of(str(path))
+    assert found is not None and found.size == (1 if kind == "overlay" else 3)
+    path.unlink()
+    assert (stamp_of(str(path)) is None) == (kind != "overlay")
