@@ -58,7 +58,7 @@ def facts_of(identity: tuple[str, ...], cache: Any, module: Any, devices: Any, o
         return hasher.hexdigest()[:24]
 
     cache_key = cache.cache_key
-    ignored = cache_key.IgnoreCallbacks.NO
+    ignored = getattr(getattr(cache_key, "IgnoreCallbacks", None), "NO", False)  # jax 0.12 has a bool in its place
     flags = f"{os.environ.get('XLA_FLAGS', '')} {os.environ.get('LIBTPU_INIT_ARGS', '')}".split()
     return {
         "arguments": _arguments(module)[:_MOST_ARGUMENTS],
