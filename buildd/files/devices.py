@@ -27,13 +27,14 @@ class _Kinds:
         self._kinds: dict[int, str] = {}
 
     def of(self, device: int) -> str:
-        kind = self._kinds.get(device)
-        if kind is None or time.monotonic() - self._looked_s >= _LOOK_AGAIN_S:
+        kind, now_s = self._kinds.get(device), time.monotonic()
+        is_old = now_s - self._looked_s >= _LOOK_AGAIN_S
+        if kind is None or is_old:
             with self._lock:
-                found = _mounted()
-                # A part of btrfs has a device that the table lacks.
-                kind = found.setdefault(device, "")
-                self._kinds, self._looked_s = found, time.monotonic()
+                # The parts of a btrfs have devices that the table lacks: looked for once, not at each call.
+                lacking = {} if is_old else {other: "" for other, known in self._kinds.items() if not known}
+                found = {**lacking, device: "", **_mounted()}
+                self._kinds, self._looked_s, kind = found, now_s, found[device]
         return kind
 
 

@@ -308,8 +308,9 @@ def host_compiler(
         for index, file in enumerate(script_files(program, dict(environment))):
             name = os.path.basename(program)
             files.add(f"host {name}" if index == 0 else f"host {name} script {index}", file)
-    for role, file in (*(("driver", file) for file in real if file), *(("specs", file) for file in specs), *named):
-        files.add(f"host {role}", file)
+    for role, program in (*(("driver", file) for file in real if file), *(("specs", file) for file in specs), *named):
+        for index, file in enumerate(script_files(program, dict(environment))):
+            files.add(f"host {role}" if index == 0 else f"host {role} script {index}", file)
     files.extend(libraries(knowledge, files.paths(), environment))
     return HostCompiler(
         files.all(),
@@ -360,7 +361,7 @@ def scripted_linker(files: Iterable[ToolFile]) -> str:
 
 
 def _does_more_than_exec(driver: str) -> bool:
-    return is_script(driver) and not handed_to(driver)
+    return is_script(driver) and not _behind(driver)[0]
 
 
 def search_dirs(text: str) -> dict[str, tuple[str, ...]]:

@@ -316,19 +316,23 @@ def host_script(project: ForeignProject, words: str, name: str = "host-g++") -> 
 
 
 @pytest.mark.cuda
-def test_a_host_compiler_by_a_script_that_adds_options_of_its_own(project: ForeignProject, toolkit: Path) -> None:
+@pytest.mark.parametrize("named", ["option", "path"])
+def test_a_host_compiler_by_a_script_that_adds_options_of_its_own(
+    project: ForeignProject, toolkit: Path, named: str
+) -> None:
     """As in images with a gcc in a folder of its own: its script says where its parts and headers are."""
     cuda_project(project, "k.cu")
     project.write("k.cu", "#include <place.h>\n" + (project.folder / "k.cu").read_text() + "char const *from = FROM;\n")
     first, second = (project.folder.parent / name for name in ("first", "second"))
     first.mkdir()
     project.write("../second/place.h", '#define FROM "second"\n')
-    project.search(f"{toolkit}/bin")
+    project.search(f"{project.folder.parent}/bin:{toolkit}/bin")
     options = f"-B/usr/bin/ \\\n  -isystem {first} -DA=1"
 
     def compiled(text: str, plain: str = "plain.o") -> bool:
         """Whether the compile ran; its object holds the text, and is nvcc's own."""
-        command = ("-ccbin", str(script), "-isystem", str(second), "-arch=sm_80", "-c", "k.cu", "-o")
+        host = ("-ccbin", str(script)) if named == "option" else ()
+        command = (*host, "-isystem", str(second), "-arch=sm_80", "-c", "k.cu", "-o")
         before = project.counts()
         project.good("nvcc", *command, "k.o")
         assert project.plainly("nvcc", *command, plain).returncode == 0
@@ -336,12 +340,14 @@ def test_a_host_compiler_by_a_script_that_adds_options_of_its_own(project: Forei
         assert text.encode() in (project.folder / plain).read_bytes()
         return project.counts()[1] > before[1]
 
-    script = host_script(project, f"{GXX} {options}")
+    script = host_script(project, f"{GXX} {options}", "g++")
+    host_script(project, f"{shutil.which('gcc')} {options}", "gcc")
     assert compiled("second") and not compiled("second")
     project.write("../first/place.h", '#define FROM "first"\n')
     assert compiled("first"), "the script's folder comes before the command's"
     assert not compiled("first")
-    host_script(project, f"{GXX} {options} -DFROM2")
+    host_script(project, f"{GXX} {options} -DMORE", "g++")
+    host_script(project, f"{shutil.which('gcc')} {options} -DMORE", "gcc")
     assert compiled("first"), "another script"
     assert project.figures().passed_through == {}
 
