@@ -111,9 +111,12 @@ def script_files(path: str, environment: Mapping[str, str], depth: int = 4) -> t
     return tuple(found)
 
 
+_BLANK = r"(?:(?:\\\n)*[ \t](?:[ \t]|\\\n)*)"
+"""Between two words of a command, which may go on in the next line. Without a blank the shell joins the words."""
 _EXEC = re.compile(
-    r"#! ?/\S*/(?:env )?(?:ba|da|)sh\n(?:\s*(?:#.*)?\n)*"
-    r"""exec (?P<quote>["']?)(?P<program>/[\w./+-]+)(?P=quote)(?P<words>(?:\s+[\w./+=:@%,-]+)*)\s+"\$@"\s*"""
+    r"#! ?/\S*/(?:env )?(?:ba|da|)sh\n(?:[ \t]*(?:#[^\n\0]*)?\n)*"
+    rf"""[ \t]*exec{_BLANK}(?P<quote>["']?)(?P<program>/[\w./+-]+)(?P=quote)"""
+    rf"""(?P<words>(?:{_BLANK}[\w./+=:@%,-]+)*){_BLANK}"\$@"[ \t\n]*"""
 )
 """A shell script that does nothing but `exec`, perhaps with words of its own before its caller's."""
 _ADDED = re.compile(r"-B ?/\S+|-isystem ?/\S+|-D(?!__)\w+(?:=[A-Za-z0-9.+-]*)?|-m64|-pthread|-pipe")
@@ -129,8 +132,8 @@ def _read_exec(script: str) -> tuple[str, tuple[str, ...]]:
             text = stream.read(1 << 12).decode(errors="replace")
     except OSError:
         return "", ()
-    found = _EXEC.fullmatch(re.sub(r"\\\n\s*", " ", text))
-    words = re.findall(r"(?:-B|-isystem)\s+[^-\s]\S*|\S+", found["words"]) if found else []
+    found = _EXEC.fullmatch(text)
+    words = re.findall(r"(?:-B|-isystem)\s+[^-\s]\S*|\S+", found["words"].replace("\\\n", "")) if found else []
     options = [" ".join(word.split()) for word in words]
     if found is None or not all(map(_ADDED.fullmatch, options)):
         return "", ()
