@@ -30,7 +30,7 @@ class Stamp(NamedTuple):
     ctime_ns: int
 
 
-def stamp_of(path: str) -> Stamp | None:
+def stamp_of(path: str | bytes) -> Stamp | None:
     """The stamp of a regular file, symbolic links followed; None where there is none."""
     try:
         status = os.stat(path)
@@ -41,7 +41,7 @@ def stamp_of(path: str) -> Stamp | None:
     return stamp_in(status) if stat_module.S_ISREG(status.st_mode) else None
 
 
-def _opened(path: str, status: os.stat_result) -> os.stat_result:
+def _opened(path: str | bytes, status: os.stat_result) -> os.stat_result:
     """What a file says of itself once it is open. Raises OSError where the file has gone.
 
     Args:

@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../shims/shim.h"
+
 #define FIELDS 5
 #define MOST_THREADS 8
 #define OPEN_FOLDERS 8
@@ -30,6 +32,14 @@ struct folders {
 	unsigned count, next;
 };
 
+static int seen(int place, const char *path, struct stat *status)
+{
+	if (fstatat(place, path, status, 0) != 0)
+		return -1;
+	see_by_opening(place, path, status);
+	return 0;
+}
+
 static int look(struct folders *folders, const char *path, struct stat *status)
 {
 	const char *slash = strrchr(path, '/');
@@ -38,7 +48,7 @@ static int look(struct folders *folders, const char *path, struct stat *status)
 	unsigned i;
 
 	if (length == 0 || length >= sizeof name)
-		return stat(path, status);
+		return seen(AT_FDCWD, path, status);
 	for (i = 0; i < folders->count; i++)
 		if (folders->lengths[i] == length && memcmp(folders->names[i], path, length) == 0)
 			break;
@@ -49,7 +59,7 @@ static int look(struct folders *folders, const char *path, struct stat *status)
 		name[length] = 0;
 		descriptor = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 		if (descriptor < 0)
-			return stat(path, status);
+			return seen(AT_FDCWD, path, status);
 		if (folders->count < OPEN_FOLDERS) {
 			folders->count++;
 		} else {
@@ -60,7 +70,7 @@ static int look(struct folders *folders, const char *path, struct stat *status)
 		folders->lengths[i] = length;
 		folders->descriptors[i] = descriptor;
 	}
-	return fstatat(folders->descriptors[i], slash + 1, status, 0);
+	return seen(folders->descriptors[i], slash + 1, status);
 }
 
 /* As os.stat gives them, modulo 2^64; zeros if it is not a regular file. */

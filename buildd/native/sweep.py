@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from buildd.files.devices import are_seen_by_opening
+from buildd.files.stamp import stamp_of
 from buildd.native.programs import NATIVE, NoProgram, check_owner, find_compiler, is_whole, place_of, seal
 
 FIELDS = 5
@@ -29,7 +31,8 @@ WORTH_FILES = 1000
 WORTH_FILES_LOADED = 50
 """The same, once the library is loaded."""
 
-_SOURCE = Path(__file__).with_name("sweep.c")
+_SHIMS = Path(__file__).parents[1] / "shims"
+_SOURCES = (Path(__file__).with_name("sweep.c"), _SHIMS / "remote.c", _SHIMS / "shim.h")
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 _COMPILE_S = 30.0
 _MOST_BYTES = 4 << 20
@@ -47,13 +50,7 @@ def packed(numbers: Sequence[int]) -> bytes:
 
 def stamp(path: bytes) -> tuple[int, ...]:
     """One file's numbers; zeros if it is not a regular file. sweep.c must agree with this."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return _NOTHING
-    if not stat.S_ISREG(status.st_mode):
-        return _NOTHING
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return stamp_of(path) or _NOTHING
 
 
 @cache
@@ -122,6 +119,9 @@ class Sweep:
                 status = None
             if status is None or not regular(status.st_mode):
                 if any(stamps[8 * place : 8 * place + step]):
+                    return False
+            elif are_seen_by_opening(status.st_dev):
+                if packed(stamp(path)) != stamps[8 * place : 8 * place + step]:
                     return False
             elif (
                 numbers[place + 1] != status.st_ino & _WORD
@@ -236,7 +236,7 @@ class Sweep:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         check_owner(os.stat(self._folder))
         aside = place.with_name(f".{place.name}.{os.getpid()}")
-        command = [compiler, *_FLAGS, "-o", str(aside), str(_SOURCE)]
+        command = [compiler, *_FLAGS, "-o", str(aside), *(str(path) for path in _SOURCES if path.suffix == ".c")]
         try:
             with self._lock:
                 if self._closed:
@@ -268,7 +268,7 @@ class Sweep:
         return os.environ.get("PATH", os.defpath) if self._path is None else self._path
 
     def _place(self, compiler: str) -> Path:
-        return place_of(self._folder, (_SOURCE,), _FLAGS, compiler, ".so")
+        return place_of(self._folder, _SOURCES, _FLAGS, compiler, ".so")
 
 
 def _agrees(function: ctypes._NamedFuncPointer, place: Path) -> bool:

@@ -1,5 +1,6 @@
 /* Files on network file systems: what `stat` tells of them may be some seconds old, while `open` asks the server. A compiler
-   opens what it reads, so it sees what another machine has just written. Knows no answer; see answer.c.
+   opens what it reads, so it sees what another machine has just written. Knows no answer; see answer.c, and native/sweep.c,
+   which runs in several threads.
 
    Source: nfs(5), "Close-to-open cache consistency"; the numbers are in linux/magic.h. The daemon has the same rule
    (files/devices.py). */
@@ -36,11 +37,11 @@ static int is_remote(int descriptor)
 
 void see_by_opening(int place, const char *path, struct stat *status)
 {
-	static struct {
+	static __thread struct {
 		dev_t device;
 		int is_remote;
 	} known[DEVICES];
-	static size_t count;
+	static __thread size_t count;
 	struct stat opened;
 	int descriptor;
 	size_t i = 0;

@@ -141,10 +141,22 @@ def _read_exec(script: str) -> tuple[str, tuple[str, ...]]:
 
 
 def handed_to(script: str) -> str:
-    """Return the program that a shell script does nothing but exec, with its caller's arguments alone; empty for any
+    """Return the program that shell scripts do nothing but exec, with their caller's arguments alone; empty for any
     other file."""
-    program, options = _read_exec(script)
-    return "" if options else program
+    program, options = _behind(script)
+    return "" if options or program == script else program
+
+
+def _behind(driver: str) -> tuple[str, tuple[str, ...]]:
+    """Return the program behind scripts that do nothing but exec, empty if one of them does more, and the options that
+    they add."""
+    added: list[str] = []
+    for _ in range(4):  # as many as `script_files` follows
+        if not driver or not is_script(driver):
+            break
+        driver, options = _read_exec(driver)
+        added += options
+    return ("" if is_script(driver) else driver), tuple(added)
 
 
 class Files:
@@ -254,8 +266,6 @@ class HostCompiler:
     folders that a command names in this way."""
 
 
-_MOST_SCRIPTS = 4
-"""As many as `script_files` follows."""
 _PROGRAMS = ("cc1plus", "cc1", "collect2", "as", "ld", "lto-wrapper", "lto1")
 
 
@@ -277,7 +287,8 @@ def host_compiler(
     """
     driver = programs[0]
     called = (driver, *options)
-    behind, before = _behind(driver)
+    behind, added = _behind(driver)
+    before = {os.path.normpath(word.removeprefix("-isystem").strip()) for word in added if "-isystem" in word}
     inputs = script_files(driver, dict(environment))
     (answer,) = knowledge.ask(Probe(argv=(*called, "-print-search-dirs"), environment=environment, files=inputs))
     folders = search_dirs(answer.stdout)
@@ -327,18 +338,6 @@ def host_compiler(
         if _calls_another(behind, text)
         else next(filter(_does_more_than_exec, (*programs[1:], *(file for role, file in named if role != "ld"))), ""),
     )
-
-
-def _behind(driver: str) -> tuple[str, tuple[str, ...]]:
-    """Return the program behind scripts that do nothing but exec, empty if one of them does more, and the folders that
-    they name with -isystem."""
-    folders: list[str] = []
-    for _ in range(_MOST_SCRIPTS):
-        if not driver or not is_script(driver):
-            break
-        driver, options = _read_exec(driver)
-        folders += [os.path.normpath(word.removeprefix("-isystem").strip()) for word in options if "-isystem" in word]
-    return ("" if is_script(driver) else driver), tuple(folders)
 
 
 def _calls_another(driver: str, text: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from buildd.files import devices
 from buildd.files.stamp import moved_since, real_path, stamp_of
+from buildd.native import sweep
 
 NAMES = [
     "real",
@@ -91,7 +92,11 @@ def test_stamps_of_a_network_file_system_are_taken_from_the_open_file(
     fields = {name: getattr(old, name) for name in dir(old) if name.startswith("st_")}
 
     def cached(*words: Any, **named: Any) -> Any:
-        return SimpleNamespace(**fields, **{"st_dev": device}) if words[0] == str(path) else usual(*words, **named)
+        return (
+            SimpleNamespace(**fields, **{"st_dev": device})
+            if os.fsdecode(words[0]) == str(path)
+            else usual(*words, **named)
+        )
 
     del fields["st_dev"]
     monkeypatch.setattr(os, "stat", cached)
@@ -100,5 +105,8 @@ def test_stamps_of_a_network_file_system_are_taken_from_the_open_file(
     path.write_text("two")
     found = stamp_of(str(path))
     assert found is not None and found.size == (1 if kind == "overlay" else 3)
+    before = sweep.packed((device, old.st_ino, old.st_size, old.st_mtime_ns, old.st_ctime_ns))
+    as_before = sweep.Sweep(tmp_path / "native").all_equal([os.fsencode(path)], before)
+    assert as_before == (kind == "overlay"), "what says that nothing has changed sees the same"
     path.unlink()
     assert (stamp_of(str(path)) is None) == (kind != "overlay")

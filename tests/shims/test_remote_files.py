@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from buildd.files.stamp import COARSE_STEP_NS
 from tests.support.foreign_project import kept_up
 from tests.support.paths import ROOT
 from tests.support.serving import short_folder
 from tests.support.user import User
+from tests.support.waiting import until_settled
 
 GCC = shutil.which("gcc") or ""
 OLD_STAT = ROOT / "tests" / "data" / "old_stat.c"
@@ -58,7 +59,7 @@ def test_a_direct_hit_asks_the_server_what_a_compiler_would_read(folder: Path, t
                     assert status == 0, said
                     return (folder / "a.o").read_bytes(), said
 
-                time.sleep(2.1)  # until stamps are old enough for an answer
+                until_settled(folder, COARSE_STEP_NS)
                 compiled()
                 first, said = compiled()
                 assert "1 hit" in said
