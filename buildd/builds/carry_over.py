@@ -15,11 +15,11 @@ from pathlib import Path
 
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.products import Product
+from buildd.files import sweep
 from buildd.files.atomic_write import usable
 from buildd.files.digests import Fact, Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import trustworthy
-from buildd.native import sweep
 from codegen.plan import Action, Kept, Plan, Recompile
 from protocol.messages import RequestId
 

@@ -21,10 +21,10 @@ from buildd.builds import plan_cache, up_to_date
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.carry_over import Base, Carry, carry, taken
 from buildd.errors import BuilddError
+from buildd.files import sweep
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import trustworthy
-from buildd.native import sweep
 from protocol.messages import Digest, Request
 
 MOST_KEPT = 4

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from buildd.builds import up_to_date
+from buildd.files import sweep
 from buildd.files.stamp import listing_stamp
 from buildd.files.stamp_set import FolderStamp, Stamps
-from buildd.native import sweep
 from codegen.compilers.closure import loading_folders
 from codegen.plan import Plan
 from protocol.messages import Digest, Request

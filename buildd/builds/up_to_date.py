@@ -16,12 +16,12 @@ import msgspec
 from blake3 import blake3
 
 from buildd.builds.active_build import ActiveBuild
+from buildd.files import sweep
 from buildd.files.digests import Files
 from buildd.files.listings import IGNORE, Above, digest, entries, folders_above, names_in
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import Stamp, moved_since, stamp_of, trustworthy
 from buildd.identity import package_digest
-from buildd.native import sweep
 from buildd.store.store import Store
 from codegen.plan import Plan, Recompile, Unmeasured
 from codegen.variables.environment import TOOL_PATH

@@ -127,8 +127,8 @@ def daemon(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def store(environ: Mapping[str, str]) -> Iterator[Finding]:
+    from buildd.files.sweep import Sweep
     from buildd.native.programs import NATIVE
-    from buildd.native.sweep import Sweep
     from buildd.store import ownership
     from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of, locate
     from buildd.store.store import Store, default_limit

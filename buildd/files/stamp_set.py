@@ -13,8 +13,8 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from buildd.files import sweep
 from buildd.files.stamp import Stamp, listing_stamp, trustworthy
-from buildd.native import sweep
 
 
 @dataclass(frozen=True, slots=True)

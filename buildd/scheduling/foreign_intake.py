@@ -22,13 +22,13 @@ from buildd.builds.event_log import RequestLog
 from buildd.builds.inputs import Inputs
 from buildd.builds.planner import Planner
 from buildd.errors import BuilddError
+from buildd.files import sweep
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp import stamp_of
 from buildd.files.stamp_set import FolderStamp, Stamps, trusted_stamps
 from buildd.files.traits import Traits
 from buildd.keys.survey_memory import Memory
-from buildd.native import sweep
 from buildd.scheduling import call_notes, proof_calls
 from buildd.scheduling.answer_publisher import AnswerPublisher
 from buildd.scheduling.delivery import Delivery

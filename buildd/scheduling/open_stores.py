@@ -28,10 +28,10 @@ from buildd.builds.project_outputs import ProjectOutputs, ScratchOutputs
 from buildd.builds.proof_report import ProofReport
 from buildd.builds.target_report import TargetReport
 from buildd.errors import BuilddError, StoreError, StoreTooNew
+from buildd.files import sweep
 from buildd.files.digests import Files
 from buildd.keys.file_names import names_below
 from buildd.keys.survey_memory import Memory
-from buildd.native import sweep
 from buildd.native.bare_text import bare_text_of
 from buildd.processes.runner import Runner
 from buildd.scheduling.foreign_intake import ForeignIntake

@@ -1,5 +1,5 @@
 /* Files on network file systems: what `stat` tells of them may be some seconds old, while `open` asks the server. A compiler
-   opens what it reads, so it sees what another machine has just written. Knows no answer; see answer.c, and native/sweep.c,
+   opens what it reads, so it sees what another machine has just written. Knows no answer; see answer.c, and files/sweep.c,
    which runs in several threads.
 
    Source: nfs(5), "Close-to-open cache consistency"; the numbers are in linux/magic.h. The daemon has the same rule

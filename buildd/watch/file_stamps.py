@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from buildd.files import sweep
 from buildd.files.digests import Files
-from buildd.native import sweep
 from buildd.store.store import Store
 
 

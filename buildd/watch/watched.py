@@ -15,10 +15,10 @@ from typing import Any
 from buildd.builds import up_to_date
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.carry_over import Base, Carry, carry, is_whole, taken, watched_by
+from buildd.files import sweep
 from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp_set import Mark
-from buildd.native import sweep
 from buildd.store.store import Store
 from buildd.watch.folder_events import Hints
 from buildd.watch.watch import Watch

@@ -13,7 +13,7 @@ import pytest
 
 from buildd.builds import up_to_date
 from buildd.builds.plan_cache import Plans
-from buildd.native.sweep import Sweep
+from buildd.files.sweep import Sweep
 from codegen.plan import Plan
 from protocol.messages import Request
 from tests.support.carry_out import plan_for, request_for

@@ -260,7 +260,8 @@ def test_a_write_in_the_same_tick_as_the_look_is_seen(tmp_path: Path) -> None:
 
 def test_a_folder_that_just_changed_has_no_trusted_stamp(tmp_path: Path) -> None:
     (tmp_path / "new").touch()
-    assert Snapshot(Files(), str(tmp_path)).folder_stamp(".") == -1
+    touched_ns = tmp_path.stat().st_mtime_ns
+    assert Snapshot(Files(now_ns=lambda: touched_ns), str(tmp_path)).folder_stamp(".") == -1
     settled = Snapshot(Files(now_ns=later), str(tmp_path))
     assert settled.folder_stamp(".") > 0
     assert settled.folder_stamp("nothing") == 0

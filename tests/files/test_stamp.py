@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from buildd.files import devices
+from buildd.files import devices, sweep
 from buildd.files.stamp import moved_since, real_path, stamp_of
-from buildd.native import sweep
 
 NAMES = [
     "real",

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from buildd.files import sweep
 from buildd.files.snapshot import Snapshot
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
-from buildd.native import sweep
 from buildd.scheduling.make_rules import written
 from buildd.shims import shim_folders
 from buildd.store import answers, hit_notes

@@ -10,7 +10,7 @@ import pytest
 
 from buildd.builds.build_figures import Figures, decoded, encoded
 from buildd.files.stamp_set import FolderStamp, Stamps, listed_names
-from buildd.native.sweep import Sweep
+from buildd.files.sweep import Sweep
 from buildd.scheduling.delivery import Delivery
 from buildd.scheduling.foreign_compile import pieces
 from buildd.scheduling.make_rules import make_rule, written

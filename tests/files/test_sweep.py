@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from buildd.files.sweep import FIELDS, WORTH_FILES, Sweep, packed, stamp
 from buildd.native.programs import NATIVE
-from buildd.native.sweep import FIELDS, WORTH_FILES, Sweep, packed, stamp
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("gcc") or shutil.which("cc")), reason="no host compiler")
 
