@@ -253,7 +253,7 @@ def _daemon(store: Path, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _hold(environ: Mapping[str, str], over: threading.Event) -> None:
-    from buildd.client.connect import connect
+    from buildd.client.connect import GOES_ON_WITHOUT_S, connect
     from buildd.errors import BuilddError
     from buildd.tier import tier_settings
     from codegen.errors import RequestError
@@ -261,7 +261,7 @@ def _hold(environ: Mapping[str, str], over: threading.Event) -> None:
 
     try:
         if tier_settings.of_user(environ) is not None:
-            with connect(environ, start=True) as client:
+            with connect(environ, start=True, start_s=GOES_ON_WITHOUT_S) as client:
                 assert client.instance  # shakes hands
                 over.wait()
     except (ProtocolError, BuilddError, RequestError, OSError) as error:

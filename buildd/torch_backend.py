@@ -67,13 +67,13 @@ def _set_up() -> AbstractContextManager[object]:
         return nullcontext()
     if not _Process.changed and HOOKS in environ.get("PYTHONPATH", "").split(os.pathsep):
         return nullcontext()  # under `buildd run` everything is set up already
-    from buildd.client.connect import connect
+    from buildd.client.connect import GOES_ON_WITHOUT_S, connect
     from buildd.errors import BuilddError
     from protocol.errors import ProtocolError
 
     with _lock:
         try:
-            client = connect(environ, start=True)
+            client = connect(environ, start=True, start_s=GOES_ON_WITHOUT_S)
             assert client.instance  # shakes hands
             if not _Process.changed:
                 _change(environ)

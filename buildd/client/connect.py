@@ -21,13 +21,24 @@ SERVE_ARGUMENTS = ("-P", "-m", "buildd", "serve")
 """Arguments of the interpreter. -P: a folder `codegen` in the current folder must not be taken for buildd's."""
 
 
-def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0, replace: bool = True) -> Client:
+START_S = 60.0
+"""How long a command waits for a daemon that it cannot do without. One whose Python lies on a network file system may
+take half a minute."""
+
+GOES_ON_WITHOUT_S = 10.0
+"""The same for one that does its work without a daemon, too."""
+
+
+def connect(
+    environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0, start_s: float = START_S, replace: bool = True
+) -> Client:
     """Connect to the daemon; returns a client.
 
     Args:
         environ: says where the daemon is; a new daemon starts with it.
         start: start a daemon if none runs, and replace one with other code.
-        timeout_s: for the start and for each answer, in seconds.
+        timeout_s: for each answer, in seconds.
+        start_s: for the start of a daemon, in seconds. It goes on starting for others when this command does not wait.
         replace: False accepts a daemon with other code if it speaks this version of the protocol: for clients that
             outlive an installation. Two such clients would replace each other's daemon for ever.
 
@@ -53,7 +64,7 @@ def connect(environ: Mapping[str, str], *, start: bool, timeout_s: float = 10.0,
                 (sys.executable, *SERVE_ARGUMENTS),
                 folder=folder,
                 environ=_without_library(environ),
-                timeout_s=timeout_s,
+                timeout_s=start_s,
                 package_digest=digest,
                 say=lambda line: print(f"buildd: {line}", file=sys.stderr),
             )

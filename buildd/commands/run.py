@@ -289,9 +289,9 @@ def _keep(
 
 
 def _connected(environ: Mapping[str, str]) -> Client:
-    from buildd.client.connect import connect
+    from buildd.client.connect import GOES_ON_WITHOUT_S, connect
 
-    client = connect(environ, start=True)
+    client = connect(environ, start=True, start_s=GOES_ON_WITHOUT_S)
     assert client.instance  # shakes hands
     return client
 

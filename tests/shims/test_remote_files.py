@@ -1,6 +1,7 @@
 """Files on NFS: another machine has changed one, and this one's `stat` does not know it yet, but its `open` does.
 
-No test machine has a network file system: the shim gets a `stat` of its own, on a file system without a disk.
+Few test machines have a network file system: the shim gets a `stat` of its own, on a file system without a disk.
+`scripts/campaign/nfs` has a real one.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ def test_the_compiler_behind_a_wrapper_hits(project: ForeignProject, text: str, 
     assert project.figures().passed_through == {}
 
 
-@pytest.mark.parametrize("ending", ["-real", ".orig", ".distrib"])
+@pytest.mark.parametrize(
+    "ending", ["-real", *(pytest.param(other, marks=pytest.mark.slow) for other in (".orig", ".distrib"))]
+)
 def test_a_compiler_that_its_wrapper_moved_aside(project: ForeignProject, ending: str) -> None:
     """By hand, as images of CUDA do with a gcc of their own, and by dpkg-divert."""
     for name in ("gcc", "g++"):
@@ -316,7 +318,7 @@ def host_script(project: ForeignProject, words: str, name: str = "host-g++") -> 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("named", ["option", "path"])
+@pytest.mark.parametrize("named", ["option", pytest.param("path", marks=pytest.mark.slow)])
 def test_a_host_compiler_by_a_script_that_adds_options_of_its_own(
     project: ForeignProject, toolkit: Path, named: str
 ) -> None:

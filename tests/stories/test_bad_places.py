@@ -87,7 +87,7 @@ FULL = {
 }
 
 
-CORE = "64 KiB"
+CORE = "2 inodes"
 """The state that the core tests try; the heavy tier tries all. The kernel says the same of each."""
 
 

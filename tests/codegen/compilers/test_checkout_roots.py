@@ -316,7 +316,7 @@ def test_another_checkout_hits_where_a_relative_folder_leads_up(user: User, tool
     assert checkouts.twice(tool, "-I../include/sub", "-c", f"../{source}") == (1, 1)
 
 
-@pytest.mark.parametrize("tool", ["g++", "nvcc", "hipcc"])
+@pytest.mark.parametrize("tool", ["g++", "nvcc", pytest.param("hipcc", marks=pytest.mark.slow)])
 def test_a_source_in_the_working_folder_includes_what_lies_beside_that(user: User, tool: str) -> None:
     """No absolute path is in the command: `..` leads to each checkout's own file, whether it is there or not."""
     foreign = called(user, f"out-{tool}", tool)
@@ -359,7 +359,7 @@ def test_a_text_that_asks_for_a_file_of_another_checkout_means_that_one(user: Us
     assert symbol(places[1]) != without[0] and len({*without}) == 1
 
 
-@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", "hipcc"])
+@pytest.mark.parametrize("tool", ["g++", "clang++", "nvcc", pytest.param("hipcc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("by", ["text", "variable", "word"])
 def test_an_absolute_path_means_one_checkout_alone(user: User, tool: str, by: str) -> None:
     """As a generated source has it, CPATH, or a Makefile, in a copied checkout. Each has an equal header of its own."""

@@ -320,7 +320,15 @@ TWO_FOLDERS = {
 
 
 @pytest.mark.hip
-@pytest.mark.parametrize(("names", "shows"), [(names, shows) for names in TWO_FOLDERS for shows in (False, True)])
+@pytest.mark.parametrize(
+    ("names", "shows"),
+    [
+        ("checkouts", True),
+        ("a front end's", True),
+        pytest.param("checkouts", False, marks=pytest.mark.slow),
+        pytest.param("a front end's", False, marks=pytest.mark.slow),
+    ],
+)
 def test_another_folder_finds_what_does_not_show_the_first(tmp_path: Path, names: str, shows: bool) -> None:
     """All names are absolute, as CMake and torch write them. A path in the device code binds the object to its folder,
     but for a folder of one build alone, whose name clang writes in place of its path."""
