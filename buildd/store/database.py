@@ -1,8 +1,9 @@
 """The store's index as a file: opened, read and written by many threads and processes, and replaced when it is damaged.
 
 Knows no table except the version that `schema` reads. One connection reads and one writes, each behind its lock, so
-that a reader never waits for a writer of this process; WAL does the same between processes. A damaged index is moved
-aside and a new one started: every reader then sees misses.
+that a reader never waits for a writer of this process; WAL does the same between processes. On a network file system
+the log cannot be WAL: its memory is a mapped file, and the kernel ends a process whose mapping the server disturbs. A
+damaged index is moved aside and a new one started: every reader then sees misses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.parse import quote
 
 from buildd.errors import StoreError, StoreFull, StoreTooNew
 from buildd.store import schema
+from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
 from buildd.store.schema import Condition
 from buildd.store.sessions import FolderLock
 
@@ -79,6 +81,7 @@ class Database:
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._identity = (0, 0)
+        self._is_remote = file_system_of(folder) in NETWORK_FILE_SYSTEMS
         self._closed = False
         self._gone = ""
         """Why this process can no longer use the index (a newer version migrated it); reads miss from then on."""
@@ -210,7 +213,7 @@ class Database:
         for attempt in (1, 2):
             try:
                 if not self.path.exists():
-                    for suffix in ("-wal", "-shm"):
+                    for suffix in ("-wal", "-shm", "-journal"):
                         Path(self._name + suffix).unlink(missing_ok=True)
                 writer = self._connection()
                 self._writer = writer
@@ -222,7 +225,7 @@ class Database:
                     raise sqlite3.DatabaseError("not an index of this program")
                 if condition in (Condition.EMPTY, Condition.OLDER):
                     schema.upgrade(writer, version)
-                writer.execute("PRAGMA journal_mode = WAL")
+                writer.execute(f"PRAGMA journal_mode = {'TRUNCATE' if self._is_remote else 'WAL'}")
                 # A flipped format number in the header shows only here: SQLite then reports a read-only file.
                 writer.execute("UPDATE meta SET value = value WHERE 0")
                 self._reader = self._connection()
@@ -250,7 +253,8 @@ class Database:
         try:
             connection.execute("PRAGMA cell_size_check = ON")
             if not uri:
-                connection.execute("PRAGMA synchronous = NORMAL")
+                # Without WAL, the other one may damage the index where power fails. Source: sqlite.org/pragma.html.
+                connection.execute(f"PRAGMA synchronous = {'FULL' if self._is_remote else 'NORMAL'}")
                 connection.execute("PRAGMA journal_size_limit = 16777216")
         except BaseException:
             connection.close()
@@ -366,7 +370,7 @@ class Database:
             old.unlink(missing_ok=True)
         aside = f"{self._name}.corrupt-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
         # The log goes first: a log that is left beside a new index would be replayed into it.
-        for suffix in ("-wal", ""):
+        for suffix in ("-wal", "-journal", ""):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(self._name + suffix, aside + suffix)
         Path(self._name + "-shm").unlink(missing_ok=True)
@@ -392,7 +396,7 @@ class Database:
         if code & 0xFF == sqlite3.SQLITE_BUSY:
             return StoreError("another process is writing to the store", file=self._name, next_step="try again")
         return StoreError(
-            f"the store's index cannot be used: {error}",
+            f"the store's index cannot be used: {error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})",
             file=self._name,
             next_step="check the folder's permissions, or set BUILDD_DIR to another one",
         )

@@ -421,6 +421,23 @@ def test_a_store_removed_while_it_is_open_is_made_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- read-only
 
 
+def test_on_a_network_file_system_the_index_maps_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores from elsewhere are converted, and two of them at once see what the other writes."""
+    folder = tmp_path / "store"
+    with Store.open(folder) as local:
+        before = publish(local, "before", b"before")
+        assert (folder / "index.db-shm").exists()
+    monkeypatch.setattr("buildd.store.database.file_system_of", lambda path: "nfs4")
+    with Store.open(folder) as one, Store.open(folder) as other:
+        for number, (writer, reader) in enumerate(((one, other), (other, one)) * 3):
+            published = publish(writer, f"{number}", f"{number}".encode())
+            assert reader.result(published.key) == published
+        assert one.result(before.key) == before
+        assert not (folder / "index.db-shm").exists() and not (folder / "index.db-wal").exists()
+        with closing(sqlite3.connect(folder / "index.db")) as index:
+            assert index.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
+
+
 def test_a_read_only_store_serves_hits_and_drops_puts(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
         published = publish(store, "a", b"x" * 100_000)

@@ -80,6 +80,8 @@ def be_random(seed: bytes) -> None:
 
 
 def join_network(address: str) -> None:
+    # A server takes two clients of one name for one that has started again, and drops its locks and open files.
+    socket.sethostname(f"machine-{address.rpartition('.')[2]}")
     for device, where in (("lo", "127.0.0.1/8"), ("vec0", f"{address}/24")):
         if device != "lo":
             call("ip", "addr", "add", where, "dev", device)
