@@ -84,7 +84,8 @@ def held(path: Path) -> int:
 @contextlib.contextmanager
 def left(path: Path) -> Iterator[int]:
     """Open a file that no build holds, and lock builds out until the end. Raises OSError, also where one holds it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    # NFS grants an exclusive lock only to those who may write: flock(2).
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor

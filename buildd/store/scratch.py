@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from buildd.errors import StoreError
+from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
 from buildd.store.packing import write_error
 
 ENOUGH_BYTES = 512 << 20
@@ -96,7 +97,9 @@ class Scratch:
             if folder.parent == Path(place) and folder.is_dir():
                 return folder
         beginning = f"buildd-scratch-{os.geteuid()}-"
-        _sweep(place, beginning)
+        # A folder's lock is seen on its own machine alone.
+        if file_system_of(place) not in NETWORK_FILE_SYSTEMS:
+            _sweep(place, beginning)
         folder = Path(tempfile.mkdtemp(prefix=beginning, dir=place))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a file system without locks

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,3 +301,17 @@ def test_tools_get_no_private_folder_that_they_would_take_apart(tmp_path: Path, 
         assert name not in str(store.scratch_folder())
     with Store.open(tmp_path / "plain") as store:
         assert store.scratch_folder().is_relative_to(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("kind", ["ext4", "nfs4"])
+def test_what_may_be_another_machines_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("buildd.store.scratch.file_system_of", lambda path: kind)
+    theirs = tmp_path / f"buildd-scratch-{os.geteuid()}-theirs"
+    theirs.mkdir()
+    os.utime(theirs, (1e9, 1e9))
+    with Store.open(tmp_path / "with blank") as store:
+        assert store.scratch_folder().parent == tmp_path
+    assert theirs.exists() == (kind == "nfs4")

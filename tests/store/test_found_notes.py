@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,16 @@ def test_what_programs_find_is_counted_while_the_build_runs(tmp_path: Path, monk
     assert list((tmp_path / FOUND_FOLDER).iterdir()) == []
 
 
-def test_a_build_that_was_killed_leaves_no_file_for_long(tmp_path: Path) -> None:
+def test_a_build_that_was_killed_leaves_no_file_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on NFS, which grants an exclusive lock only to those who may write."""
+
+    def as_nfs_locks(descriptor: int, kind: int) -> None:
+        if kind & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, kind)
+
+    lock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", as_nfs_locks)
     (tmp_path / FOUND_FOLDER).mkdir(parents=True)
     (tmp_path / FOUND_FOLDER / "dead").write_bytes(b"k")
     with FoundNotes(tmp_path, "living"):

@@ -60,11 +60,11 @@ class Machine:
 
     def power_on(self) -> None:
         """Start it. `wait_ready` waits until it answers."""
-        init = [f"init={sys.executable}", *([f"ubd0={self._disk}"] if self._role == "server" else ["ubd0=/dev/zero"])]
+        disk = [f"ubd0={self._disk}"] if self._role == "server" else []
         words = [
             *(*self._network, *_ENDS_WITH_US, *_ALL_END, _KERNEL, f"mem={_MEMORY}", "root=none", "rootfstype=hostfs"),
-            *("rootflags=/", "ro", "quiet", "con0=null,fd:1", "con=null", *init),
-            *(f"vec0:transport=tap,ifname={self._tap},depth=128,gro=1", "--"),
+            *("rootflags=/", "ro", "quiet", "con0=null,fd:1", "con=null", *disk),
+            *(f"vec0:transport=tap,ifname={self._tap},depth=128,gro=1", f"init={sys.executable}", "--"),
             *(str(Path(__file__).with_name("machine_init.py")), self._role, self.address, f"{_NET}.2", self._options),
             secrets.token_hex(64),
         ]
