@@ -336,10 +336,9 @@ def test_an_object_that_only_a_thin_archive_names(project: ForeignProject) -> No
             ("-DAL=1", "-DAL=2"),
             marks=pytest.mark.slow,
         ),
-        pytest.param(
+        (
             "#define F(a, b) (a * 1000 + b)\nint g() { return F(\n\n__builtin_LINE(),\n__builtin_LINE()\n); }\n",
             ("-DA",),
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             "void use(int*);\nenum { N = 2 };\n#define N COUNT\nvoid h(int* p) {\n"

@@ -418,9 +418,6 @@ def test_a_store_removed_while_it_is_open_is_made_again(tmp_path: Path) -> None:
         assert store.result(key("result a")) is not None
 
 
-# ---------------------------------------------------------------- read-only
-
-
 def test_on_a_network_file_system_the_index_maps_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores from elsewhere are converted, and two of them at once see what the other writes."""
     folder = tmp_path / "store"
@@ -436,6 +433,9 @@ def test_on_a_network_file_system_the_index_maps_no_file(tmp_path: Path, monkeyp
         assert not (folder / "index.db-shm").exists() and not (folder / "index.db-wal").exists()
         with closing(sqlite3.connect(folder / "index.db")) as index:
             assert index.execute("PRAGMA journal_mode").fetchone()[0] != "wal"
+
+
+# ---------------------------------------------------------------- read-only
 
 
 def test_a_read_only_store_serves_hits_and_drops_puts(tmp_path: Path) -> None:

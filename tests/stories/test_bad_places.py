@@ -87,7 +87,7 @@ FULL = {
 }
 
 
-CORE = "2 inodes"
+CORE = "64 KiB"
 """The state that the core tests try; the heavy tier tries all. The kernel says the same of each."""
 
 
