@@ -130,7 +130,7 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     from buildd.files.sweep import Sweep
     from buildd.native.programs import NATIVE
     from buildd.store import ownership
-    from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of, locate
+    from buildd.store.location import file_system_of, locate, network_file_system
     from buildd.store.store import Store, default_limit
     from buildd.store.tally import Reasoned
 
@@ -151,7 +151,7 @@ def store(environ: Mapping[str, str]) -> Iterator[Finding]:
     looks = Sweep(folder / NATIVE)
     if not looks.load() and looks.problem:
         yield Finding(Level.WARN, "store", f"looks at files are slower than they could be: {looks.problem}")
-    if kind in NETWORK_FILE_SYSTEMS:
+    if network_file_system(folder):
         yield Finding(Level.WARN, "store", f"{kind} is a network file system", "set BUILDD_DIR to a local folder")
     if not os.access(place, os.W_OK | os.X_OK):
         yield Finding(Level.FAIL, "store", f"cannot write to {place}", "set BUILDD_DIR to a folder of your own")

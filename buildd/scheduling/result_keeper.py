@@ -29,7 +29,7 @@ from buildd.processes.launch import Exit
 from buildd.state.events import Ending
 from buildd.store import job_history
 from buildd.store.batch import Batch
-from buildd.store.database import full
+from buildd.store.database_errors import full
 from buildd.store.store import InputSet, Result, StoredOutput
 from codegen.plan import Action, Kept, Output, TextUse
 from codegen.reach import Reach

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from buildd.hooks import aitemplate_rows
-from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
+from buildd.store.location import file_system_of, network_file_system
 
 _ASIDE = ".damaged"
 
@@ -43,8 +43,7 @@ def publish(store: Path, *, file_system: Callable[[str], str] = file_system_of) 
 
 def _merge(rows: aitemplate_rows.WaitingRows, file_system: Callable[[str], str]) -> str:
     """Why the rows go on waiting; empty if they are merged."""
-    kind = file_system(rows.shared)
-    if kind in NETWORK_FILE_SYSTEMS:
+    if kind := network_file_system(rows.shared, file_system):
         return f"is on {kind}, where databases cannot be locked safely"
     try:
         try:

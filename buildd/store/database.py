@@ -19,25 +19,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from buildd.errors import StoreError, StoreFull, StoreTooNew
+from buildd.errors import StoreError, StoreTooNew
 from buildd.store import schema
-from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
+from buildd.store.database_errors import full, is_damage, is_full, translated
+from buildd.store.location import network_file_system
 from buildd.store.schema import Condition
 from buildd.store.sessions import FolderLock
 
 BUSY_S = 30.0
 T = TypeVar("T")
-
-# All statements are fixed and every insert resolves conflicts: "no such table" and "constraint failed" can only mean
-# that the file is damaged.
-_DAMAGED = (
-    sqlite3.SQLITE_ERROR,
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_FORMAT,
-    sqlite3.SQLITE_CONSTRAINT,
-)
-_NEXT_FULL = "free some space there, lower the size limit with `buildd cache gc --limit SIZE`, or set BUILDD_DIR"
 
 _INDEX_BYTES = 1 << 20
 """An index needs less. On a disk with less room it is empty because there was none to make it."""
@@ -45,20 +35,6 @@ _INDEX_BYTES = 1 << 20
 
 class Damaged(StoreError):
     """The index was damaged and is set aside; the same call may be repeated on the new one."""
-
-
-def full(path: Path | str) -> StoreFull:
-    """The error for a full disk."""
-    return StoreFull(f"no space left on the disk of {path}", file=str(path), next_step=_NEXT_FULL)
-
-
-def _is_full(folder: Path, need_bytes: int = 1) -> bool:
-    """Whether the disk has no room for one more file of this size."""
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < need_bytes or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 class Database:
@@ -81,7 +57,7 @@ class Database:
         self._reader: sqlite3.Connection | None = None
         self._writer: sqlite3.Connection | None = None
         self._identity = (0, 0)
-        self._is_remote = file_system_of(folder) in NETWORK_FILE_SYSTEMS
+        self._is_remote = bool(network_file_system(folder))
         self._closed = False
         self._gone = ""
         """Why this process can no longer use the index (a newer version migrated it); reads miss from then on."""
@@ -95,7 +71,7 @@ class Database:
                 if self._reader is not None and self._is_ours():
                     return self._reader.execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
-            if self._is_damage(error):
+            if is_damage(error, self.path):
                 self._replace()
             return []
         if self._closed:
@@ -166,8 +142,8 @@ class Database:
                     if not wait:
                         connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000):d}")
         except sqlite3.Error as error:
-            if not self._is_damage(error):
-                raise self._translated(error) from error
+            if not is_damage(error, self.path):
+                raise translated(error, self.path) from error
             self._replace()
             raise Damaged(f"the store's index was damaged: {error}", file=self._name) from error
         self._replace()
@@ -194,7 +170,7 @@ class Database:
                 self._connect()
         except sqlite3.Error as error:
             self._drop()
-            raise self._translated(error) from error
+            raise translated(error, self.path) from error
 
     def _check_kind(self) -> None:
         """SQLite would wait for ever for somebody to write to a FIFO."""
@@ -237,7 +213,7 @@ class Database:
                 return
             except sqlite3.DatabaseError as error:
                 self._drop()
-                if attempt == 2 or not self._is_damage(error):
+                if attempt == 2 or not is_damage(error, self.path):
                     raise
                 self._set_aside(error)
 
@@ -282,7 +258,7 @@ class Database:
             reader.close()
             if condition is Condition.NEWER:
                 raise self._too_new(version)
-            if condition is Condition.EMPTY and _is_full(self.folder, _INDEX_BYTES):
+            if condition is Condition.EMPTY and is_full(self.folder, _INDEX_BYTES):
                 raise full(self.path)
             raise StoreError(
                 f"the store's index is {condition.value} and may not be written",
@@ -320,15 +296,6 @@ class Database:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity
-
-    def _is_damage(self, error: sqlite3.Error) -> bool:
-        # Errors of the sqlite3 module itself have no code: undecodable text, and the DatabaseErrors raised here.
-        code: int | None = getattr(error, "sqlite_errorcode", None)
-        if code is None:
-            return type(error) in (sqlite3.DatabaseError, sqlite3.OperationalError)
-        if code == sqlite3.SQLITE_READONLY:
-            return os.access(self.path, os.W_OK) and os.access(self.folder, os.W_OK)
-        return (code & 0xFF) in _DAMAGED
 
     def _replace(self) -> None:
         """Get a sound index: set the file aside if it is still the damaged one that is open, then open again."""
@@ -386,17 +353,3 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
         self._reader = self._writer = None
-
-    def _translated(self, error: sqlite3.Error) -> StoreError:
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code & 0xFF == sqlite3.SQLITE_FULL or code in (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE):
-            return full(self.path)
-        if code & 0xFF == sqlite3.SQLITE_CANTOPEN and _is_full(self.folder):
-            return full(self.path)
-        if code & 0xFF == sqlite3.SQLITE_BUSY:
-            return StoreError("another process is writing to the store", file=self._name, next_step="try again")
-        return StoreError(
-            f"the store's index cannot be used: {error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})",
-            file=self._name,
-            next_step="check the folder's permissions, or set BUILDD_DIR to another one",
-        )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Every build calls this: pathlib, which costs milliseconds, is imported where it is used.
 
-NETWORK_FILE_SYSTEMS = frozenset(
+_NETWORK = frozenset(
     {
         *(
             "9p",
@@ -70,22 +70,20 @@ def locate(
     Args:
         environment: BUILDD_DIR, XDG_CACHE_HOME and HOME are read.
         option: a folder named on the command line; it overrides everything else.
-        file_system: type of the file system that a path is on; the kernel's mount table when None.
+        file_system: tells the type of the file system that a path is on; asks the kernel when None.
         local_base: where local fallback folders are made.
 
     Raises `StoreError` where no folder can be made.
     """
-    kind_of = file_system or file_system_of
     chosen = option or environment.get("BUILDD_DIR", "")
     if chosen:
         folder = _absolute(chosen, environment)
-        kind = kind_of(folder)
-        if kind not in NETWORK_FILE_SYSTEMS:
-            return Location(folder)
-        return Location(folder, f"the store is in {folder}, on {kind}: use it from one machine at a time")
+        kind = network_file_system(folder, file_system)
+        return Location(
+            folder, f"the store is in {folder}, on {kind}: use it from one machine at a time" if kind else ""
+        )
     folder = usual_place(environment)
-    kind = kind_of(folder)
-    if kind in NETWORK_FILE_SYSTEMS:
+    if kind := network_file_system(folder, file_system):
         why = f"{folder} is on {kind}"
     elif not _is_writable(folder):
         why = f"{folder} may not be written"
@@ -107,6 +105,16 @@ def usual_place(environment: Mapping[str, str]) -> str:
 def store_folder(environment: Mapping[str, str], *, option: str = "") -> Path:
     """The store's folder alone; see `locate`."""
     return locate(environment, option=option).folder
+
+
+def network_file_system(path: str | Path, file_system: Callable[[str], str] | None = None) -> str:
+    """Type of the network file system that `path` is or would be on ("nfs4", "fuse.sshfs"); "" where it is local.
+
+    Args:
+        file_system: tells the type of any file system; asks the kernel when None.
+    """
+    kind = (file_system or file_system_of)(os.fspath(path))
+    return kind if kind in _NETWORK else ""
 
 
 def file_system_of(path: str | Path, *, mounts: str | Path = "/proc/self/mountinfo") -> str:

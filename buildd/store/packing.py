@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol, cast
 import zstandard
 
 from buildd.errors import StoreError
-from buildd.store.database import full
+from buildd.store.database_errors import full
 from buildd.store.values import compress
 
 CHUNK_BYTES = 1 << 20

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from buildd.errors import BuilddError, StoreError, StoreTooNew
 from buildd.store.database import Database
-from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
+from buildd.store.location import file_system_of, network_file_system
 from buildd.store.profiles import Profile, Profiles, trim_timings
 from buildd.store.store import Store
 from codegen.gemm.best_kernels import Setting, cache_dir, folders
@@ -89,7 +89,7 @@ def open_profiles(
     store: Store,
     project: str = "/",
     *,
-    file_system: Callable[[Path], str] = file_system_of,
+    file_system: Callable[[str], str] = file_system_of,
 ) -> ProfileCache:
     """The profiles of a request.
 
@@ -108,8 +108,7 @@ def open_profiles(
     opened: list[Database] = []
     others: list[Profiles] = []
     why = ""
-    kind = file_system(places[0])
-    if kind in NETWORK_FILE_SYSTEMS:
+    if kind := network_file_system(places[0], file_system):
         why = f"is on {kind}"
     else:
         try:

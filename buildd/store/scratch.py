@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from buildd.errors import StoreError
-from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
+from buildd.store.location import network_file_system
 from buildd.store.packing import write_error
 
 ENOUGH_BYTES = 512 << 20
@@ -98,7 +98,7 @@ class Scratch:
                 return folder
         beginning = f"buildd-scratch-{os.geteuid()}-"
         # A folder's lock is seen on its own machine alone.
-        if file_system_of(place) not in NETWORK_FILE_SYSTEMS:
+        if not network_file_system(place):
             _sweep(place, beginning)
         folder = Path(tempfile.mkdtemp(prefix=beginning, dir=place))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -22,7 +22,7 @@ from pathlib import Path
 from watchdog.observers.inotify_c import CallbackId, InotifyConstants, InotifyEvent, InotifyFD, Mask, WatchDescriptor
 
 from buildd.files.stamp_set import Mark
-from buildd.store.location import NETWORK_FILE_SYSTEMS, file_system_of
+from buildd.store.location import network_file_system
 
 LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_watches")
 BARRIER_S = 1.0
@@ -317,7 +317,7 @@ class Hints:
     def _is_remote(self, path: str) -> bool:
         device = os.stat(path).st_dev
         if device not in self._remote:
-            self._remote[device] = file_system_of(Path(path)) in NETWORK_FILE_SYSTEMS
+            self._remote[device] = bool(network_file_system(path))
         return self._remote[device]
 
     def leave(self, folder: WatchedFolder) -> None:

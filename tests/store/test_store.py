@@ -424,7 +424,7 @@ def test_on_a_network_file_system_the_index_maps_no_file(tmp_path: Path, monkeyp
     with Store.open(folder) as local:
         before = publish(local, "before", b"before")
         assert (folder / "index.db-shm").exists()
-    monkeypatch.setattr("buildd.store.database.file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr("buildd.store.database.network_file_system", lambda path: "nfs4")
     with Store.open(folder) as one, Store.open(folder) as other:
         for number, (writer, reader) in enumerate(((one, other), (other, one)) * 3):
             published = publish(writer, f"{number}", f"{number}".encode())

@@ -241,7 +241,7 @@ def test_beyond_the_share_of_the_limit_folders_are_polled(
 
 def test_a_network_file_system_is_polled_and_said(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "SWEEP_S", 0.05)
-    monkeypatch.setattr(folder_events, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(folder_events, "network_file_system", lambda path: "nfs4")
 
     async def go() -> None:
         async with Harness(workspace) as harness:

@@ -466,7 +466,7 @@ def test_headers_of_a_result_that_is_not_stored_where_another_one_was(workspace:
 
 def test_what_comes_and_goes_where_nothing_gives_events(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "SWEEP_S", 0.05)
-    monkeypatch.setattr(folder_events, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(folder_events, "network_file_system", lambda path: "nfs4")
 
     async def go() -> None:
         async with watching(workspace) as (harness, watcher):
