@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from . import jax_installation, jax_timings, jax_why, tier_door, triton_cache
@@ -34,6 +35,8 @@ _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 """Only programs of these are kept: buildd does not know what the programs of other plugins depend on."""
 _PLACES = ("xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_kernel_cache_file")
 """Options that name files of the cache's folder. Until 0.10 JAX's key has their paths, so another folder never hits."""
+_SUFFIX = "-cache"
+"""Of a program's file in the user's own folder."""
 _log = logging.getLogger("buildd.jax")
 
 
@@ -47,6 +50,8 @@ class _Thread(threading.local):
     asked: tuple[Any, ...] = ()
     """The parts of the key."""
     lock: triton_cache.Lock | None = None
+    damaged: bytes | None = None
+    """What the user's own folder has for the key, if it cannot be unpacked."""
 
 
 class _Process:
@@ -156,6 +161,7 @@ class Programs:
 
     def _from_theirs(self, key: str) -> bytes | None:
         """A program of the user's own folder. One that cannot be unpacked is none: JAX writes without a rename."""
+        _thread.damaged = None
         if self._theirs is None:
             return None
         found: bytes | None = self._theirs.get(key)
@@ -165,20 +171,33 @@ class Programs:
             self._codec.decompress_executable(found)
         except Exception as error:
             _log.info("%s in %s is damaged: %r", key, self._path, error)
+            _thread.damaged = found
             return None
         return found
 
     def _to_theirs(self, key: str, value: bytes) -> None:
-        """Fill the user's own folder with what JAX would put there."""
+        """Fill the user's own folder with what JAX would put there, and replace what is damaged there."""
         if self._theirs is None:
             return
-        if os.environ.get(
+        if _thread.damaged is not None:
+            with jax_why.careful(_log, "a damaged program of the user's folder is not replaced"):
+                self._remove(key, _thread.damaged)
+        elif os.environ.get(
             _LEAST.upper()
         ) is None and self._codec.config.persistent_cache_min_compile_time_secs.value == (LEAST_COMPILE_S):
             executable = self._codec.decompress_executable(value)
             if self._codec.extract_executable_and_time(executable)[1] < _THEIR_LEAST_S:
                 return
         self._theirs.put(key, value)
+
+    def _remove(self, key: str, damaged: bytes) -> None:
+        """Make room for a whole file: JAX replaces none. What another process had not yet written whole stays."""
+        theirs = self._theirs
+        held = theirs.lock.acquire(timeout=theirs.lock_timeout_secs) if theirs.eviction_enabled else nullcontext()
+        with held:
+            path = theirs.path / f"{key}{_SUFFIX}"
+            if path.read_bytes() == damaged:
+                path.unlink()
 
 
 def _named(key: str) -> str:

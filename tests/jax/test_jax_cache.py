@@ -82,6 +82,21 @@ def test_the_users_own_folder_is_filled_and_asked_first(program: JaxProgram) -> 
             path.write_bytes(path.read_bytes()[:20])
     third = program.run(JAX_COMPILATION_CACHE_DIR=str(two), **least)
     assert third.compiled == 0 and "Error reading" not in third.errors
+    assert program.run(through_us=False, JAX_COMPILATION_CACHE_DIR=str(two), **least).compiled == 0, "they are replaced"
+
+
+@pytest.mark.parametrize("limit", [-1, 100_000_000])
+def test_a_file_that_was_cut_off_is_replaced_by_what_is_compiled(program: JaxProgram, limit: int) -> None:
+    if limit > 0:
+        pytest.importorskip("filelock")  # JAX bounds a folder with it
+    folder = folder_of(program.user, f"torn{limit}")
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_COMPILATION_CACHE_MAX_SIZE": str(limit)}
+    first = program.run(through_us=False, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", **variables)
+    files = [path for path in folder.iterdir() if path.name.endswith("-cache")]
+    for path in files:
+        path.write_bytes(path.read_bytes()[:20])
+    assert program.run(**variables).compiled == first.compiled == len(files)
+    assert program.run(through_us=False, **variables).compiled == 0
 
 
 def test_without_a_threshold_of_theirs_their_folder_gets_what_jax_would_put_there(program: JaxProgram) -> None:
