@@ -70,7 +70,7 @@ def folder_of(
 
 def _fixed(build: ActiveBuild, action: Action) -> tuple[str, ...]:
     """The searched folders that the key names by their paths, each with a final slash."""
-    own = [folder for _, folder in checkout_roots.checkouts(build.tool(action).roots)]
+    own = [folder for _, folder in checkout_roots.without_environments(build.tool(action).roots)]
     tops = tuple(f"{top}/" for top in (*own, build.inputs.snapshot.project))
     searched = (f"{each}/" for each in map(os.path.normpath, filter(os.path.isabs, action.search)))
     return tuple(each for each in searched if not each.startswith(tops))
@@ -83,7 +83,7 @@ def _common(build: ActiveBuild, action: Action, places: Iterable[str], fixed: tu
         fixed: `_fixed`.
     """
     tool, project = build.tool(action), build.inputs.snapshot.project
-    own = [folder for _, folder in checkout_roots.checkouts(tool.roots)]
+    own = [folder for _, folder in checkout_roots.without_environments(tool.roots)]
     # Of a folder that does not exist, the one above it is looked at.
     above = {os.path.dirname(each) for each in tool.search}
     alike = (*installed_folders(tool), *fixed)

@@ -33,8 +33,9 @@ from buildd.scheduling.delivery import Delivery
 from buildd.shims import run_log
 from buildd.store.packing import write_error
 from buildd.store.store import Result
-from codegen.compilers import checkout_roots, temporary_roots
+from codegen.compilers import checkout_roots, environment_roots, temporary_roots
 from codegen.compilers.command_parser import Family, Makes, Reason
+from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.foreign.trial_compile import is_trial
 from codegen.plan import Action
@@ -114,9 +115,12 @@ class CommandOutputs(Outputs[ActiveBuild]):
             return held
         bound = set[str]()
         if checkout_roots.always_bound(compile.flags, roots):
-            bound = {name for name, _ in checkout_roots.checkouts(roots)}
+            bound = {name for name, _ in checkout_roots.without_environments(roots)}
             if len(bound) == len(self.roots):
                 return bound
+        if inspect(compile.flags).path_sensitive:
+            listed = Path(output_path(private, action, DEPENDENCIES)).read_bytes()
+            bound |= environment_roots.read_in(roots, temporary_roots.read_lists(listed, self.roots)[0])
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
         in_steps = bool(action.steps) and not self.build.runs_whole
         if compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):

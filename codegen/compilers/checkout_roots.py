@@ -25,6 +25,8 @@ _HERE = "checkout"
 _RUN = f"{_HERE}-run"
 _APART = f"{_HERE}-apart"
 """Folders of a build that lies in none of the checkout's folders, as a cache below the user's home."""
+_ENVIRONMENT = f"{_HERE}-environment"
+"""Virtual environments: see `environment_roots`."""
 _LEVEL = re.compile(rf"{_HERE}(-\d+)?")
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
 """A path that stands in objects, texts and symbols in no other form than those that `names_in` searches for."""
@@ -73,28 +75,18 @@ def roots_of(
         installed: folders that belong to the tool or the system.
         clang: the compiler is clang.
     """
-    hip = compile.family is Family.HIPCC
-    if compile.cuda or (hip and (compile.makes is not Makes.OBJECT or temporary_roots.hides_folders(flags))):
-        return ()
-    lists = compile.makes is Makes.RULES
-    links = compile.family is Family.GCC and compile.makes is Makes.LINKED
-    if not (compile.makes is Makes.OBJECT or compile.objects or lists or links):
-        return ()
-    nvcc, is_apart = compile.family is Family.NVCC, any(_is_in(folder, known) for _, known in temporary)
-    kernels = nvcc or hip
+    nvcc, is_apart = compile.family is Family.NVCC, any(is_in(folder, known) for _, known in temporary)
+    kernels = nvcc or compile.family is Family.HIPCC
     shows = inspect(flags).path_sensitive
-    hides, mapped = _hidden_and_mapped(flag_words(flags))
-    # Whether gcc's object contains a folder's path is known without a look at it.
-    if is_packed(flags) and (clang or compile.family is not Family.GCC or compile.makes is not Makes.OBJECT):
+    if not may_move(compile, flags, clang=clang) or (shows and (nvcc or is_apart)):
         return ()
-    if hides or (shows and (nvcc or is_apart)):
-        return ()
+    mapped = mapped_folders(flags)
     if is_apart:
         candidates = {_RUN: run_folder}
     else:
         source = folder if compile.objects else os.path.dirname(os.path.join(folder, compile.source))
         top = os.path.commonpath((folder, os.path.normpath(source)))
-        if _is_in(top, run_folder):
+        if is_in(top, run_folder):
             top = run_folder
         levels = len(folder.split("/")) - len(top.split("/")) if top != "/" else 0
         candidates = {_HERE: folder, _RUN: run_folder}
@@ -105,10 +97,10 @@ def roots_of(
             candidates[f"{_HERE}-{level}"] = above
         for old in (each.rstrip("/") for each in mapped):
             # A folder for all of a machine's users says nothing.
-            if _is_in(folder, old) and old != folder and old.count("/") > 1:
+            if is_in(folder, old) and old != folder and old.count("/") > 1:
                 candidates[f"{_HERE}-{folder.count('/') - old.count('/')}"] = old
         # A run that began far from the sources says nothing of what is one build.
-        own = [path for path in candidates.values() if _is_in(folder, path)]
+        own = [path for path in candidates.values() if is_in(folder, path)]
         known = (*own, *(path for _, path in temporary), *installed, *SYSTEM)
         candidates |= _apart(compile, known)
     found = {name: path for name, path in candidates.items() if path.startswith("/") and is_plain(path)}
@@ -129,6 +121,22 @@ def roots_of(
     return tuple((name, path) for name, path in found.items() if name in named)
 
 
+def may_move(compile: Compile, flags: Sequence[str], *, clang: bool) -> bool:
+    """Tell whether it can be found out which folders' paths reach what a compile makes. Args: as `roots_of`."""
+    if compile.cuda:
+        return False
+    if compile.family is Family.HIPCC and (compile.makes is not Makes.OBJECT or temporary_roots.hides_folders(flags)):
+        return False
+    lists = compile.makes is Makes.RULES
+    links = compile.family is Family.GCC and compile.makes is Makes.LINKED
+    if not (compile.makes is Makes.OBJECT or compile.objects or lists or links):
+        return False
+    # Whether gcc's object contains a folder's path is known without a look at it.
+    if is_packed(flags) and (clang or compile.family is not Family.GCC or compile.makes is not Makes.OBJECT):
+        return False
+    return not _hidden_and_mapped(flag_words(flags))[0]
+
+
 def hiding_flag(compile: Compile, folder: str, run_folder: str, flags: Sequence[str]) -> str:
     """Return the flag without which folders of the checkout would be roots of a compile; empty if there is none. See
     `roots_of`."""
@@ -140,7 +148,7 @@ def hiding_flag(compile: Compile, folder: str, run_folder: str, flags: Sequence[
 
 def folders_above(folder: str, top: str) -> Roots:
     """Return the folders above a folder, up to TOP; none if it does not lie there."""
-    if not _is_in(folder, top):
+    if not is_in(folder, top):
         return ()
     parts = folder.split("/")
     levels = range(1, len(parts) - len(top.rstrip("/").split("/")) + 1)
@@ -161,6 +169,11 @@ def _hidden_and_mapped(words: tuple[str, ...]) -> tuple[bool, tuple[str, ...]]:
     return any(map(_HIDES.fullmatch, words)), tuple(mapped)
 
 
+def mapped_folders(flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders that the user's own flags map."""
+    return _hidden_and_mapped(flag_words(flags))[1]
+
+
 def is_packed(flags: Sequence[str]) -> bool:
     """Tell whether a flag makes the object's content unreadable. gcc's object then contains the working folder."""
     return any(map(temporary_roots.PACKED.fullmatch, flag_words(flags)))
@@ -174,7 +187,7 @@ def _is_cut(path: str, old: str) -> bool:
 def shown_parts(flags: Sequence[str], roots: Roots) -> str:
     """Return what the user's own mappings leave of the roots' paths: with -ffile-prefix-map=/p=. a result may contain
     build of /p/build."""
-    mapped = _hidden_and_mapped(flag_words(flags))[1]
+    mapped = mapped_folders(flags)
     parts = {path[len(old.rstrip("/")) :] for old in mapped for _, path in roots if _is_cut(path, old)}
     return " ".join(sorted(parts))
 
@@ -183,8 +196,8 @@ def is_mapped(flags: Sequence[str], roots: Roots) -> bool:
     """Tell whether the user's own mappings keep the paths of a checkout's folders out of debug information, and nothing
     else shows them. An assembler may compress debug information: a path is not found in it."""
     old = [match[1] for word in flag_words(flags) if (match := _OF_DEBUG.fullmatch(word))]
-    own = [path for _, path in checkouts(roots)]
-    are_below = all(any(_is_in(path, each.rstrip("/")) for each in old if each.startswith("/")) for path in own)
+    own = [path for _, path in without_environments(roots)]
+    are_below = all(any(is_in(path, each.rstrip("/")) for each in old if each.startswith("/")) for path in own)
     return bool(own) and are_below and temporary_roots.shows_in_debug_alone(flags)
 
 
@@ -201,7 +214,7 @@ def mapped_in(action: Action, roots: Roots, options: Sequence[str] = OF_MACROS) 
         if isinstance(word, Ref) and word.name in folders
         if word.prefix.endswith(tuple(options)) and word.suffix.startswith(("=", "/="))
     ]
-    return {name for name, path in checkouts(roots) if any(_is_in(path, each) for each in old)}
+    return {name for name, path in checkouts(roots) if any(is_in(path, each) for each in old)}
 
 
 def _apart(compile: Compile, known: Sequence[str]) -> dict[str, str]:
@@ -212,8 +225,8 @@ def _apart(compile: Compile, known: Sequence[str]) -> dict[str, str]:
         return {}
     output = os.path.dirname(os.path.normpath(compile.output)) if compile.output else ""
     mentioned = [path for path in temporary_roots.folders_in(compile.arguments) if path != compile.source]
-    others = [path for path in mentioned if not any(_is_in(path, each) for each in known)]
-    if any(_is_in(output, each) for each in known) or not (output or others):
+    others = [path for path in mentioned if not any(is_in(path, each) for each in known)]
+    if any(is_in(output, each) for each in known) or not (output or others):
         return {}
     shared = [os.path.commonpath((output, path)) for path in others] if output else [os.path.commonpath(others)]
     # A folder for all of a machine's users says nothing.
@@ -241,6 +254,16 @@ def is_apart(name: str) -> bool:
     return name.startswith(_APART)
 
 
+def is_environment(name: str) -> bool:
+    """Tell whether a root is a virtual environment."""
+    return name.startswith(_ENVIRONMENT)
+
+
+def environment_name(number: int) -> str:
+    """Return the name of a virtual environment's root."""
+    return f"{_ENVIRONMENT}-{number}"
+
+
 def always_bound(flags: Sequence[str], roots: Roots) -> bool:
     """Tell whether a result holds for the checkout's folders alone: a flag puts the working folder into it, or the
     folders that the command names."""
@@ -249,8 +272,14 @@ def always_bound(flags: Sequence[str], roots: Roots) -> bool:
 
 
 def checkouts(roots: Iterable[tuple[str, str]]) -> Roots:
-    """Return those of the roots that are folders of a checkout."""
+    """Return those of the roots that are folders of a checkout, or virtual environments: their paths are searched for
+    in the same way."""
     return tuple(root for root in roots if is_checkout(root[0]))
+
+
+def without_environments(roots: Iterable[tuple[str, str]]) -> Roots:
+    """Return those of the roots that are folders of a checkout."""
+    return tuple(root for root in checkouts(roots) if not is_environment(root[0]))
 
 
 def moving(roots: Iterable[tuple[str, str]]) -> Roots:
@@ -291,7 +320,7 @@ def naming(action: Action, source: str, roots: Roots) -> set[str]:
         for root in roots
         if root not in passing
         and (is_checkout(root[0]) or not is_passing)
-        and any(_is_in(path, root[1]) for path in (source, os.path.normpath(source), made if is_apart(root[0]) else ""))
+        and any(is_in(path, root[1]) for path in (source, os.path.normpath(source), made if is_apart(root[0]) else ""))
     }
 
 
@@ -362,5 +391,5 @@ def replaced(text: bytes, moves: Sequence[tuple[bytes, bytes]]) -> bytes:
     return pattern.sub(lambda match: now[match[0]], text)
 
 
-def _is_in(path: str, folder: str) -> bool:
+def is_in(path: str, folder: str) -> bool:
     return folder not in ("", "/") and (path == folder or path.startswith(f"{folder}/"))

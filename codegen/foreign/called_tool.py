@@ -148,6 +148,8 @@ def settled(compile: Compile, described: Described) -> Compile:
 def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: Knowledge) -> Described:
     if closure.is_script(path):
         raise PassThrough(Reason.WRAPPER, path)
+    if "-no-canonical-prefixes" not in compile.flags:
+        path = _in_usr(path)
     environment = _environment(_read_by(compile, variables), ToolFamily.HOST, (os.path.dirname(path),))
     programs = dict(environment)["PATH"]
     compiler = closure.host_compiler(knowledge, (path,), environment, programs, options=compile.parts)
@@ -177,6 +179,11 @@ def _host(path: str, compile: Compile, variables: Mapping[str, str], knowledge: 
         standard = tuple(dict.fromkeys((*standard, *toolkit.search)))
     tool = Tool(name=os.path.basename(path), files=files, facts=tuple(facts), search=search)
     return Described(tool=tool, program=path, environment=environment, clang=compiler.clang, host="", standard=standard)
+
+
+def _in_usr(path: str) -> str:
+    """Return /usr/bin/gcc for /bin/gcc, if /bin is a link to /usr/bin: gcc and clang find their parts behind links."""
+    return f"/usr{path}" if path.startswith("/bin/") and os.path.realpath("/bin") == "/usr/bin" else path
 
 
 def _nvcc(

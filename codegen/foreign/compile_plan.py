@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import msgspec
 
-from codegen.compilers import checkout_roots, nvcc, temporary_roots
+from codegen.compilers import checkout_roots, environment_roots, nvcc, temporary_roots
 from codegen.compilers.command_parser import (
     HIP_DEVICE_ALONE,
     Compile,
@@ -69,7 +69,8 @@ _CXX = Resources(memory_bytes=300 << 20, wall_s=1.0)
 
 
 def moving_roots(compile: Compile, described: Described, request: Request) -> temporary_roots.Roots:
-    """Return the folders of a compile that may be others in the next build: see `temporary_roots`, `checkout_roots`."""
+    """Return the folders of a compile that may be others in the next build: see `temporary_roots`, `checkout_roots`,
+    `environment_roots`."""
     mapped = request.environment.get(temporary_roots.MAP_PATHS, "")
     temporary = temporary_roots.roots_of(compile, request.project, mapped, clang=described.clang)
     run_folder = request.environment.get(checkout_roots.RUN_FOLDER, "")
@@ -77,7 +78,9 @@ def moving_roots(compile: Compile, described: Described, request: Request) -> te
     installed = [folder for _, folder in described.tool.roots] + [*described.standard, *described.libraries]
     clang = described.clang
     checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary, installed, clang=clang)
-    return checkout_roots.sorted_roots((*temporary, *checkout))
+    own = (*temporary, *checkout)
+    environments = environment_roots.roots_of(compile, request.project, flags, own, installed, clang=clang)
+    return checkout_roots.sorted_roots((*own, *environments))
 
 
 def steps_key(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument, ...]:
