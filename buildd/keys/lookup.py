@@ -25,7 +25,7 @@ from buildd.keys.told_walk import told
 from buildd.store.notebook import Notebook
 from buildd.store.result_rows import LINK, PRESENT
 from buildd.store.store import InputSet, Result, Store
-from codegen.compilers.checkout_roots import checkouts
+from codegen.compilers.checkout_roots import without_environments
 from codegen.plan import Action, Discovery, Kept, TextUse, Tool
 from protocol.messages import Digest
 
@@ -265,10 +265,10 @@ class Lookup:
                     self.lines.hit(action, known)
                     return Found(first, result)
                 reason = "its result was evicted"
-            elif explain and (bound := checkouts(known.roots)) and action.name not in self._elsewhere:
+            elif explain and (other := _other_checkout(known, tool)) and action.name not in self._elsewhere:
                 loose = replace(known, roots=())
                 if not self._differs(first, loose, action, tool, names):
-                    self._elsewhere[action.name] = min((folder for _, folder in bound), key=len)
+                    self._elsewhere[action.name] = other
             why.append((known, reason))
         if not why:
             return self._why_unknown(action, tool, components) if explain else ()
@@ -375,3 +375,11 @@ class Lookup:
     def name_key(self, action: Action) -> Digest:
         """The key under which an action's last components are remembered: its name in this project."""
         return Digest(blake3(f"{self.snapshot.project}\0{action.name}".encode(errors="surrogateescape")).hexdigest())
+
+
+def _other_checkout(known: InputSet, tool: Tool) -> str:
+    """The folder of another checkout that a result is bound to; empty if it is bound to none, or to an environment
+    alone, whose path no option maps."""
+    folders = dict(tool.roots)
+    others = (folder for name, folder in without_environments(known.roots) if folders.get(name) != folder)
+    return min(others, key=len, default="")

@@ -277,6 +277,19 @@ def test_random_edits_never_lead_to_a_stale_object(user: User, seed: int) -> Non
     assert hits + misses == 80 and hits > 45 and misses > 5
 
 
+@pytest.mark.skipif(not host_compiler() or not Path("/bin").is_symlink(), reason="no gcc, or /bin is no link")
+def test_an_order_of_path_that_leads_to_the_same_compiler_changes_nothing(user: User) -> None:
+    foreign = ForeignProject(user, user.folder / "path-order")
+    (foreign.folder / "p.c").write_text("int path_order(void) { return 1; }\n")
+    other = {**foreign.environ, "PATH": foreign.environ["PATH"].replace("/usr/bin:/bin", "/bin:/usr/bin")}
+    assert other["PATH"] != foreign.environ["PATH"]
+    before = foreign.counts()
+    for environ in (foreign.environ, other):
+        assert foreign.call("gcc", "-c", "p.c", environ=environ).returncode == 0
+    hits, misses = (now - then for now, then in zip(foreign.counts(), before, strict=True))
+    assert (hits, misses) == (1, 1)
+
+
 def test_what_builds_came_to_outlives_the_daemon() -> None:
     figures = Figures(hits=3, passed_through={"linking": 2})
     assert decoded(encoded({m.BuildId("b"): figures})) == {"b": figures}
