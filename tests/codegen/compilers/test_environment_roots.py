@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from codegen.compilers.environment_roots import read_in, roots_of
 from codegen.compilers.temporary_roots import Roots
 from codegen.foreign.command_line import parse
 from tests.support.foreign_project import ForeignProject
-from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
 
@@ -69,15 +67,6 @@ def test_the_environments_that_files_were_read_in() -> None:
 # ---------------------------------------------------------------- real compiles
 
 
-@pytest.fixture(scope="module")
-def user() -> Iterator[User]:
-    with short_folder() as folder:
-        user = User(folder)
-        user.buildd("up")
-        yield user
-        assert user.end() == []
-
-
 class Environments:
     """One project, and two environments with the same headers."""
 
@@ -116,16 +105,19 @@ class Environments:
         return now[0] - before[0], now[1] - before[1]
 
 
-SOURCE = {"a.cpp": '#include "h.h"\nint f() { return H; }\n', "b.cpp": "int g() { return 1; }\n"}
+SOURCE = {
+    "a.cpp": '#include "h.h"\nint of_environment() { return H; }\n',
+    "b.cpp": "int beside_environment() { return 1; }\n",
+}
 HEADER = "#pragma once\n#define H 3\n"
 COMPILE = ("-I@/include", "-c")
 
 
 @pytest.mark.parametrize("tool", ["g++", "clang++"])
-def test_another_environment_hits_where_its_path_reaches_nothing(user: User, tool: str) -> None:
+def test_another_environment_hits_where_its_path_reaches_nothing(kept_user: User, tool: str) -> None:
     if not shutil.which(tool):
         pytest.skip(f"no {tool}")
-    both = Environments(ForeignProject(user, user.folder / f"hit-{tool[0]}"), SOURCE, HEADER)
+    both = Environments(ForeignProject(kept_user, kept_user.folder / f"environment-{tool[0]}"), SOURCE, HEADER)
     assert both.twice(tool, *COMPILE, "a.cpp") == (1, 1)
     # Debug information names the folders of files that were read.
     assert both.twice(tool, *COMPILE, "-g", "b.cpp") == (1, 1)
@@ -144,21 +136,21 @@ def test_another_environment_hits_where_its_path_reaches_nothing(user: User, too
     ],
     ids=["text", "size", "assert"],
 )
-def test_the_environments_path_in_the_object_counts(user: User, text: str, request: pytest.FixtureRequest) -> None:
-    foreign = ForeignProject(user, user.folder / f"path-{request.node.callspec.id}")
+def test_the_environments_path_in_the_object_counts(kept_user: User, text: str, request: pytest.FixtureRequest) -> None:
+    foreign = ForeignProject(kept_user, kept_user.folder / f"environment-{request.node.callspec.id}")
     assert Environments(foreign, SOURCE, text).twice("g++", *COMPILE, "a.cpp") == (0, 2)
 
 
 @pytest.mark.skipif(not host_compiler(), reason="no gcc (Debian: apt install g++)")
-def test_a_warning_names_the_environment_that_it_is_of(user: User) -> None:
+def test_a_warning_names_the_environment_that_it_is_of(kept_user: User) -> None:
     text = "#pragma once\nstatic inline int h() { int unused; return 3; }\n#define H h()\n"
-    foreign = ForeignProject(user, user.folder / "warned")
+    foreign = ForeignProject(kept_user, kept_user.folder / "environment-warned")
     assert Environments(foreign, SOURCE, text).twice("g++", "-Wall", *COMPILE, "a.cpp") == (1, 1)
 
 
 @pytest.mark.cuda
-def test_nvcc_for_another_environment(user: User) -> None:
-    foreign = ForeignProject.with_nvcc(user, "nvcc-env")
+def test_nvcc_for_another_environment(kept_user: User) -> None:
+    foreign = ForeignProject.with_nvcc(kept_user, "environment-nvcc")
     text = '#include "h.h"\n__global__ void k_env(int *p) { *p = H; }\n'
     both = Environments(foreign, {"a.cu": text}, HEADER)
     assert both.twice("nvcc", "-arch=sm_80", *COMPILE, f"-I{both.project}", f"{both.project}/a.cu") == (1, 1)
