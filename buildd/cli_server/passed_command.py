@@ -87,17 +87,37 @@ def _take(connection: socket.socket, is_allowed: Callable[[], bool]) -> list[str
     caller.pid, *_ = _CREDENTIALS.unpack(peer)
     with contextlib.suppress(OSError):  # it has ended, or its processors are not ours to take
         os.sched_setaffinity(0, os.sched_getaffinity(caller.pid))
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGTERM)
-    _follow(connection)
+    tie(connection)
     count = int(fields[len(mine) + 2 + len(STREAMS)])
     first = len(mine) + 3 + len(STREAMS)
     return [os.fsdecode(field) for field in fields[first : first + count]]
 
 
+def tie(connection: socket.socket) -> None:
+    """Tie this process to its caller."""
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    signal.signal(signal.SIGIO, lambda number, frame: _end_with_caller(connection))
+    _follow(connection)
+
+
 def _follow(connection: socket.socket) -> None:
-    """From here on a caller that is killed takes this process with it."""
+    """From here on a caller that is killed takes this process with it: SIGIO tells of its end."""
     fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def _end_with_caller(connection: socket.socket) -> None:
+    """End as by SIGTERM, if the caller is gone.
+
+    The kernel tells of a byte only after it can be read, so the signal may be that of a byte read long ago.
+    """
+    try:
+        gone = not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    except OSError:
+        gone = True
+    if gone:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _outlive(connection: socket.socket) -> None:

@@ -145,6 +145,25 @@ def test_a_caller_that_is_killed_takes_its_build_along(another: Developer) -> No
     until(lambda: not compiler.lives, "it still compiles")
 
 
+def test_only_the_callers_end_ends_its_command() -> None:
+    """The kernel may tell of a byte after it was read: a sender can lose the processor between the two."""
+    code = """
+import os, signal, socket, time
+from buildd.cli_server import passed_command
+ours, theirs = socket.socketpair()
+passed_command.tie(ours)
+theirs.send(b"x")
+assert ours.recv(1) == b"x"
+os.kill(os.getpid(), signal.SIGIO)
+print("lives", flush=True)
+theirs.close()
+time.sleep(60)
+"""
+    command, environ = [sys.executable, "-P", "-c", code], {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ)
+    assert (done.stdout, done.returncode) == ("lives\n", -signal.SIGTERM), done.stderr
+
+
 def test_a_command_whose_process_is_killed_says_so(developer: Developer) -> None:
     developer.write("src/b.cu", "//! sleep 600\n")
     process = developer.begin()
