@@ -118,7 +118,8 @@ class CommandOutputs(Outputs[ActiveBuild]):
             bound = {name for name, _ in checkout_roots.without_environments(roots)}
             if len(bound) == len(self.roots):
                 return bound
-        if inspect(compile.flags).path_sensitive:
+        named = any(checkout_roots.is_environment(name) for name, _ in roots)
+        if named and inspect(compile.flags).path_sensitive:
             listed = Path(output_path(private, action, DEPENDENCIES)).read_bytes()
             bound |= environment_roots.read_in(roots, temporary_roots.read_lists(listed, self.roots)[0])
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()

@@ -57,7 +57,7 @@ def roots_of(
 def read_in(roots: Roots, files: Iterable[str]) -> set[str]:
     """Return the environments among the roots that one of the files lies in."""
     folders = [(name, f"{folder}/") for name, folder in roots if checkout_roots.is_environment(name)]
-    return {name for path in files for name, folder in folders if path.startswith(folder)} if folders else set()
+    return {name for path in files for name, folder in folders if path.startswith(folder)}
 
 
 def _environments(paths: Iterable[str], others: Roots) -> Iterator[str]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PIP = (sys.executable, "-m", "pip")
+MISS = re.compile(r"ran (?!.*/CMakeScratch/|/tmp/tmp\w{8}\.)[^:()]+: (?!passed through)")
+"""A line of `buildd explain` for a miss, but of what CMake or a setup.py compiles for a trial, under a random name."""
 SUMMARY = re.compile(r"buildd: (?P<hits>\d+) hits?, (?P<misses>\d+) miss(?:es)?.*")
 
 
