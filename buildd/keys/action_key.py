@@ -18,7 +18,7 @@ from codegen.plan import Action, Argument, Place, Tool
 from codegen.variables.locales import is_of_locale, locale_of
 from protocol.messages import Digest
 
-FORMAT = "buildd-key-12"
+FORMAT = "buildd-key-13"
 """Raise it whenever the walk changes, so that an entry of an older walk is never used."""
 
 MISSING = "missing"

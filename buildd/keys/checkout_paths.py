@@ -28,6 +28,7 @@ from codegen.compilers.checkout_roots import (
     names_in_text,
     searched_whole,
 )
+from codegen.compilers.environment_roots import TOOLKIT, TOOLKIT_BEHIND_LINKS
 from codegen.compilers.temporary_roots import Roots
 from codegen.plan import Action, Place, Ref, Tool
 
@@ -65,7 +66,8 @@ _lock = threading.Lock()
 def compilers_own(path: str, tool: Tool) -> bool:
     """Whether a header belongs to the compiler. Such headers only hand `__FILE__` to functions at run time, and then
     the object shows the path."""
-    if any(path.startswith(f"{folder}/") for name, folder in tool.roots if not is_checkout(name)):
+    moved = [folder for name, folder in tool.roots if is_checkout(name)]  # a toolkit may be one
+    if any(path.startswith(f"{folder}/") for _, folder in tool.roots if folder not in moved):
         return True
     return any(path.startswith(f"{folder}/") and any(own in f"{folder}/" for own in _OWN) for folder in tool.search)
 
@@ -193,8 +195,21 @@ def beside(snapshot: Snapshot, action: Action, tool: Tool, paths: Iterable[str])
 def told_roots(action: Action, tool: Tool) -> set[str]:
     """The roots whose path a tool is told: by the command, which refers to them, or as the place of an input."""
     told = {word.name for word in action.argv if isinstance(word, Ref) and word.place is Place.ROOT}
+    places = {folder for name, folder in tool.roots if name in told}  # a toolkit has two names
     given = [path for path in action.inputs if path.startswith("/")]
-    return told.union(name for name, folder in moving(tool.roots) if any(_is_below(path, (folder,)) for path in given))
+    return told.union(
+        name
+        for name, folder in moving(tool.roots)
+        if folder in places or any(_is_below(path, (folder,)) for path in given)
+    )
+
+
+def behind_links(tool: Tool) -> set[str]:
+    """The root of the toolkit's real folder, if the toolkit was called by a link: it may write either path, and the
+    real one is not searched for."""
+    roots = dict(tool.roots)
+    real = roots.get(TOOLKIT_BEHIND_LINKS)
+    return set() if real in (None, roots.get(TOOLKIT)) else {TOOLKIT_BEHIND_LINKS}
 
 
 def elsewhere_too(files: RequestFiles, tool: Tool, read: Iterable[str], told: Collection[str]) -> Container[str]:
@@ -242,15 +257,17 @@ def left(files: RequestFiles, roots: Roots, read: Iterable[str]) -> set[str]:
     """The roots through which a file outside of them was read, by a path with `..` in it, and those in which a file
     was read by another path than the root's."""
     found: set[str] = set()
-    tops = tuple(f"{folder}/" for _, folder in roots)
+    places = [(root, os.path.realpath(root[1])) for root in roots]  # a link may lead to a toolkit
+    tops = tuple(f"{place}/" for _, place in places)
     for spelled in read:
         if not spelled.startswith("/"):
             continue
         real = files.snapshot.absolute(files.normal(spelled))
         if not f"{real}/".startswith(tops) and "/../" not in spelled:  # most headers
             continue
-        above = tuple(root for root in roots if _is_below(real, (root[1],)))
-        found.update(name for name, folder in above if not _stays(spelled, folder))
+        around = [(root, place) for root, place in places if _is_below(real, (place,))]
+        found.update(root[0] for root, place in around if not (_stays(spelled, root[1]) or _stays(spelled, place)))
+        above = tuple(root for root, _ in around)
         if "/../" in spelled:
             found.update(name for name, folder in roots if spelled.startswith(f"{folder}/") and _leaves(name, above))
     return found

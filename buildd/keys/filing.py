@@ -211,7 +211,7 @@ def file_run(
         held = checkout_paths.held(snapshot, bare, any_moving, (*action.inputs, *used), by_content=by_content)
         if held is None:
             return Filing(None, "an input was changed just now")
-        sensitive.update(held, checkout_paths.left(files, any_moving, read or ()))
+        sensitive.update(held, checkout_paths.left(files, any_moving, read or ()), checkout_paths.behind_links(tool))
         # Of a root that it is not told, the tool knows no path: it searches from the working folder.
         escaping = checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used))
         sensitive.update(escaping.intersection(told))

@@ -26,6 +26,7 @@ from buildd.store.notebook import Notebook
 from buildd.store.result_rows import LINK, PRESENT
 from buildd.store.store import InputSet, Result, Store
 from codegen.compilers.checkout_roots import without_environments
+from codegen.compilers.environment_roots import TOOLKIT
 from codegen.plan import Action, Discovery, Kept, TextUse, Tool
 from protocol.messages import Digest
 
@@ -172,10 +173,13 @@ class Lookup:
                 roots=tool.roots,
             )
         )
+        toolkit = dict(tool.roots).get(TOOLKIT, "")
         for number, folder in enumerate((*action.search, *tool.search)):
             if self.files.leads_to(folder):
                 # Files found there are named by their real place: only this component changes with the link.
-                components.append((f"search folder {number}", names.name(self.files.searched(folder))))
+                name = names.name(self.files.searched(folder))
+                if not (toolkit and name == f"{{{TOOLKIT}}}{folder.removeprefix(toolkit)}"):
+                    components.append((f"search folder {number}", name))
                 self.files.folders[folder] = self.snapshot.folder_stamp(folder)
         found = self._precompiled[action.name] = self._candidates(action, tool)
         components += [(f"precompiled header {names.name(path)}", digest or "") for path, digest in found.present]

@@ -25,7 +25,7 @@ _HERE = "checkout"
 _RUN = f"{_HERE}-run"
 _APART = f"{_HERE}-apart"
 """Folders of a build that lies in none of the checkout's folders, as a cache below the user's home."""
-_ENVIRONMENT = f"{_HERE}-environment"
+ENVIRONMENT = f"{_HERE}-environment"
 """Virtual environments: see `environment_roots`."""
 _LEVEL = re.compile(rf"{_HERE}(-\d+)?")
 _PLAIN = re.compile(r"[\w/.+@~-]+", re.ASCII)
@@ -159,7 +159,12 @@ def folders_above(folder: str, top: str) -> Roots:
 def is_plain(folder: str) -> bool:
     """Tell whether a folder's path is found in whatever contains it: no link leads to it, and no form of text writes it
     otherwise."""
-    return folder != "/" and _PLAIN.fullmatch(folder) is not None and os.path.realpath(folder) == folder
+    return has_one_spelling(folder) and os.path.realpath(folder) == folder
+
+
+def has_one_spelling(folder: str) -> bool:
+    """Tell whether no form of text writes a folder's path otherwise."""
+    return folder != "/" and _PLAIN.fullmatch(folder) is not None
 
 
 @lru_cache(maxsize=256)  # the sources of a build have the same flags
@@ -256,12 +261,7 @@ def is_apart(name: str) -> bool:
 
 def is_environment(name: str) -> bool:
     """Tell whether a root is a virtual environment."""
-    return name.startswith(_ENVIRONMENT)
-
-
-def environment_name(number: int) -> str:
-    """Return the name of a virtual environment's root."""
-    return f"{_ENVIRONMENT}-{number}"
+    return name.startswith(ENVIRONMENT)
 
 
 def always_bound(flags: Sequence[str], roots: Roots) -> bool:

@@ -79,8 +79,21 @@ def moving_roots(compile: Compile, described: Described, request: Request) -> te
     clang = described.clang
     checkout = checkout_roots.roots_of(compile, request.project, run_folder, flags, temporary, installed, clang=clang)
     own = (*temporary, *checkout)
-    environments = environment_roots.roots_of(compile, request.project, flags, own, installed, clang=clang)
+    toolkit = _toolkit(compile, described)
+    others = [path for path in described.standard if not checkout_roots.is_in(path, toolkit)]
+    if not toolkit:
+        others += [folder for _, folder in described.tool.roots]
+    environments = environment_roots.roots_of(
+        compile, request.project, flags, own, [*others, *described.libraries], toolkit=toolkit, clang=clang
+    )
     return checkout_roots.sorted_roots((*own, *environments))
+
+
+def _toolkit(compile: Compile, described: Described) -> str:
+    """Return the folder of the toolkit that nvcc belongs to; empty for another tool, and if a script calls nvcc."""
+    program = described.program
+    is_called = compile.family is Family.NVCC and isinstance(program, Ref) and program.name == "cuda"
+    return dict(described.tool.roots)["cuda"] if is_called else ""
 
 
 def steps_key(compile: Compile, roots: temporary_roots.Roots) -> tuple[Argument, ...]:
@@ -175,7 +188,11 @@ def plan(
     maps = not nvcc or isinstance(steps, Steps) or is_for_host(compile)
     mapped = maps and temporary_roots.is_mapped(compile.flags, roots, request.project)
     mapped = mapped or checkout_roots.is_mapped(flags, roots)
-    tool = msgspec.structs.replace(described.tool, roots=(*described.tool.roots, *roots))
+    # A file in the toolkit is named after the toolkit as a moving root, where it is one.
+    tool = msgspec.structs.replace(described.tool, roots=(*roots, *described.tool.roots))
+    if toolkit := dict(roots).get(environment_roots.TOOLKIT):
+        behind = (environment_roots.TOOLKIT_BEHIND_LINKS, os.path.realpath(toolkit))
+        tool = msgspec.structs.replace(tool, name="nvcc", roots=(*tool.roots, behind))
     # nvcc names its module after the source's absolute path and links relocatable device code by it: cwd is in the key.
     # In steps buildd chooses the name, from the stable name of a temporary folder; a result that shows a name which
     # was chosen by a checkout's folder is bound to that folder. A precompiled header contains the path of every
@@ -237,7 +254,7 @@ def plan(
     action = Action(
         name=compile.output or f"{compile.source}: what it includes",
         kind=os.path.basename(request.command[0]),
-        tool=described.tool.name,
+        tool=tool.name,
         argv=(
             described.program,
             *(("-ccbin", described.host) if described.host else ()),

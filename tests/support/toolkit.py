@@ -116,3 +116,21 @@ def copy_toolkit(real: Path, folder: Path, *copied: str) -> Path:
         (folder / name).unlink()
         shutil.copy2(real / name, folder / name)
     return folder / "bin" / "nvcc"
+
+
+def toolkit_apart(real: Path, folder: Path) -> Path:
+    """A real toolkit in another folder, in which nothing leads to the real one, without CCCL and the libraries that a
+    program is linked with; its folder."""
+
+    def passed_over(place: str, names: list[str]) -> set[str]:
+        return {"cccl", *(name for name in ("lib", "lib64", "targets") if place == str(real))}.intersection(names)
+
+    shutil.copytree(real, folder, copy_function=_linked, ignore=passed_over, dirs_exist_ok=True)
+    return folder
+
+
+def _linked(source: str, place: str) -> None:
+    try:
+        os.link(os.path.realpath(source), place)
+    except OSError:  # another file system
+        shutil.copy2(source, place)

@@ -32,10 +32,12 @@ def folder(tmp_path: Path) -> Path:
         "conda/include",
         "plain/include",
         "project/.venv/include",
+        "cuda/bin",
+        "env/cuda/bin",
     ):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("env", "project/.venv"):
-        (tmp_path / name / "pyvenv.cfg").touch()
+    for name in ("env/pyvenv.cfg", "project/.venv/pyvenv.cfg", "cuda/bin/nvcc", "env/cuda/bin/nvcc"):
+        (tmp_path / name).touch()
     return tmp_path
 
 
@@ -43,6 +45,12 @@ def test_an_environment_is_known_by_what_stands_in_it(folder: Path) -> None:
     assert found(folder, "a.c", "-I@/env/include", "-I@/plain/include", "-I@/env/lib/none") == ["env"]
     assert found(folder, "a.c", "-I@/conda/include", "-isystem", "@/env/lib") == ["conda", "env"]
     assert found(folder, "a.c", "-I@/plain/include", "-I/usr/include", "-Iinclude") == []
+    # A host compile names a toolkit.
+    assert found(folder, "a.c", "-I@/cuda/include", "-I@/env/cuda/include", "-I@/env/include") == [
+        "cuda",
+        "env/cuda",
+        "env",
+    ]
 
 
 def test_an_environment_is_no_root_where_its_path_says_more(folder: Path) -> None:
