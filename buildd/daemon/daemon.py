@@ -10,6 +10,7 @@ import gc
 import importlib
 import logging
 import os
+import platform
 import resource
 import signal
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+import uvloop
 
 from buildd import __version__
 from buildd.builds.event_log import RequestLog
@@ -325,6 +327,7 @@ def serve(begin_commands: Callable[[str], CommandServer] | None = None, lock_des
         if lock is None:
             _log.info("another daemon is running; nothing to do")
             return 0
+        _log.debug("Python %s in %s, %d CPUs", platform.python_version(), sys.prefix, len(os.sched_getaffinity(0)))
         lock.wipe()
         confinement.take_off()
         limits.check(limits.OF_A_DAEMON)
@@ -333,7 +336,8 @@ def serve(begin_commands: Callable[[str], CommandServer] | None = None, lock_des
         os.chdir("/")
         commands = _start_commands(begin_commands, folder)  # before the loop: this forks, and the loop has threads
         try:
-            restart = asyncio.run(_live(folder, lock, settings, location))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+                restart = loop.run(_live(folder, lock, settings, location))
         finally:
             if commands is not None:
                 commands.end()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -112,6 +113,7 @@ class Scheduler:
             lambda *asked: self._progress.refusal(*asked),
             cpus=self.cpus,
             slots=cluster.slots if cluster is not None else lambda _: 0,
+            noted=partial(_log.debug, "%s"),
         )
         self.builds: dict[m.RequestId, ActiveBuild] = {}
         self.executions: dict[m.JobId, Execution] = {}

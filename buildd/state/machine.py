@@ -55,10 +55,17 @@ class State:
         cpus: CPU tokens; while all are taken, admission is not asked. 0 leaves it all to admission.
         slots: how many jobs of a size (bytes of memory) other machines may have at once.
         story: how many past changes are kept for errors.
+        noted: called with each event and change.
     """
 
     def __init__(
-        self, admission: Admission, *, cpus: int = 0, slots: Callable[[int], int] = lambda _: 0, story: int = 60
+        self,
+        admission: Admission,
+        *,
+        cpus: int = 0,
+        slots: Callable[[int], int] = lambda _: 0,
+        story: int = 60,
+        noted: Callable[[object], None] = lambda _: None,
     ) -> None:
         self.requests: dict[RequestId, RequestGraph] = {}
         self.table = JobTable()
@@ -68,6 +75,7 @@ class State:
         self._looked_at: dict[tuple[RequestId, int], int] = {}
         self._ready_queue = ReadyQueue(self.requests, self.table, admission, cpus=cpus, slots=slots)
         self._story: deque[tuple[int, object]] = deque(maxlen=story)
+        self._noted = noted
 
     # -- the outside
 
@@ -374,6 +382,7 @@ class State:
 
     def _note(self, change: object) -> None:
         self._story.append((self._clock, change))
+        self._noted(change)
 
     @property
     def story(self) -> str:

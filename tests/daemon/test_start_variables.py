@@ -10,6 +10,7 @@ import pytest
 from buildd.daemon import daemon as module
 from codegen.variables.settings import Settings, user_values
 from protocol import endpoint as ep
+from tests.support.toolkit import host_compiler
 from tests.support.user import User
 from tests.support.waiting import until
 
@@ -31,8 +32,12 @@ def test_a_daemon_starts_with_what_the_shell_or_the_users_file_says(tmp_path_fac
         until(lambda: ep.read_endpoint(folder), "the daemon is up")
         endpoint = ep.read_endpoint(folder)
         assert endpoint is not None and endpoint.tcp_work.startswith("tcp://127.0.0.1:")
+        (user.folder / "a.c").write_text("int a;\n")
+        user.buildd("run", "--", host_compiler() or "cc", "-c", "a.c", cwd=user.folder)
         said, _ = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0 and "idle for" in said and " DEBUG " in said, said
+        assert process.returncode == 0 and "idle for" in said, said
+        assert " DEBUG buildd.daemon" in said
+        assert not host_compiler() or " DEBUG buildd.scheduling.scheduler: JobEnded" in said, said
         quiet = {"BUILDD_LOG": "ERROR", "BUILDD_IDLE_TIMEOUT_S": "0.2"}
         set_in(place, user.folder / "home", user.environ, quiet)
         assert user.start("serve").communicate(timeout=DEADLINE_S)[0] == "", "only errors"
