@@ -140,7 +140,7 @@ def _first(folder: str) -> str:
     return "/".join(folder.split("/")[:2])
 
 
-def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[str]) -> set[str]:
+def escaping(files: RequestFiles, action: Action, tool: Tool, roots: Roots, paths: Iterable[str]) -> set[str]:
     """The roots that an include can leave, or reach by a name that only the preprocessor knows.
 
     Whether a file lies outside of a root, where an include with `..` is searched, no input of another build tells.
@@ -148,8 +148,10 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
     """
     snapshot = files.snapshot
     folders = [folder for _, folder in roots]
+    toolkit = [folder for name, folder in tool.roots if name in (TOOLKIT, TOOLKIT_BEHIND_LINKS)]
+    searched = (*action.search, *(folder for folder in tool.search if _is_below(folder, toolkit)))
     # Real paths: build/../include does not lie below build.
-    search = [snapshot.absolute(files.searched(snapshot.absolute(folder))) for folder in action.search]
+    search = [snapshot.absolute(files.searched(snapshot.absolute(folder))) for folder in searched]
     # Of the command's words, only those with a definition can become a macro's text.
     given = [word for word in action.argv if isinstance(word, str) and "=" in word]
     given += [value for name, value in action.environment if name.endswith(("_FLAGS", "_FLAGS_APPEND"))]
@@ -165,7 +167,8 @@ def escaping(files: RequestFiles, action: Action, roots: Roots, paths: Iterable[
         if not known.computes and not known.climbs:
             continue
         place = os.path.dirname(os.path.normpath(snapshot.absolute(path)))
-        computes = computes or (known.computes and _is_below(place, folders))
+        # The names that Thrust computes lead to its own headers.
+        computes = computes or (known.computes and _is_below(place, folders) and not _is_below(place, toolkit))
         for is_beside, name in known.climbs:
             beside = is_beside and os.path.lexists(os.path.join(place, name))
             for folder in (place,) if beside else (place, *search):

@@ -213,7 +213,7 @@ def file_run(
             return Filing(None, "an input was changed just now")
         sensitive.update(held, checkout_paths.left(files, any_moving, read or ()), checkout_paths.behind_links(tool))
         # Of a root that it is not told, the tool knows no path: it searches from the working folder.
-        escaping = checkout_paths.escaping(files, action, any_moving, (*action.inputs, *used))
+        escaping = checkout_paths.escaping(files, action, tool, any_moving, (*action.inputs, *used))
         sensitive.update(escaping.intersection(told))
         sensitive.update(checkout_paths.beside(snapshot, action, tool, used))
     if action.discovery is Discovery.REPORTED:

@@ -180,7 +180,9 @@ def _is_unseen(build: ActiveBuild, action: Action, folder: str, used: Sequence[s
     if checkout_paths.held(lookup.snapshot, bare, roots, paths, by_content=by_content) != set():
         return False
     files = lookup.files
-    return not checkout_paths.left(files, roots, read) and not checkout_paths.escaping(files, action, roots, paths)
+    return not checkout_paths.left(files, roots, read) and not checkout_paths.escaping(
+        files, action, tool, roots, paths
+    )
 
 
 def for_any(answer: Answer, request: m.Request, rule: Rule | None, folder: str) -> Answer:

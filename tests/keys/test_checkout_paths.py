@@ -15,11 +15,13 @@ from buildd.files.digests import Files
 from buildd.files.snapshot import Snapshot
 from buildd.keys.checkout_paths import escaping, held
 from buildd.native.bare_text import BareText
-from codegen.plan import Action
+from codegen.compilers.environment_roots import TOOLKIT
+from codegen.plan import Action, Tool
 from tests.support.foreign_project import ForeignProject
 from tests.support.user import User
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+NOTHING = Tool(name="gcc")
 COMPUTED = '#include "first.h"\n#define NAME "x.h"\n#include NAME\n'
 
 
@@ -97,7 +99,23 @@ def test_a_checkout_in_a_folder_with_a_random_name_can_be_reached_by_a_macro(tmp
     action = Action(name="a.o", kind="gcc", tool="gcc", argv=())
     roots = (("checkout-1", str(tmp_path)), ("checkout", top), ("tmp", "/tmp/tmpabcd_123"))
     assert held(snapshot, bare(tmp_path), roots, ["a.h"], by_content=False) == set()
-    assert "checkout" in (found := escaping(files, action, roots, ["a.h"])) and "tmp" not in found
+    assert "checkout" in (found := escaping(files, action, NOTHING, roots, ["a.h"])) and "tmp" not in found
+
+
+def test_a_toolkits_computed_names_lead_to_its_own_headers_and_its_folders_are_searched(tmp_path: Path) -> None:
+    place, project = tmp_path / "cuda", tmp_path / "project"
+    for folder in (place / "include", project):
+        folder.mkdir(parents=True)
+    (place / "include/thrust.h").write_text(f"{COMPUTED}#define TOP {tmp_path}\n")
+    (project / "a.h").write_text('#if __has_include("../../x.h")\n#endif\n')
+    snapshot = Snapshot(Files(), str(project))
+    files: Any = SimpleNamespace(snapshot=snapshot, searched=str)
+    action = Action(name="a.o", kind="nvcc", tool="nvcc", argv=())
+    roots = (("checkout", str(project)), (TOOLKIT, str(place)))
+    tool = Tool(name="nvcc", files=(), roots=roots, search=(f"{place}/include",))
+    for named, found in ((f"{place}/include/thrust.h", set()), ("a.h", {"checkout", TOOLKIT})):
+        assert held(snapshot, bare(tmp_path), roots, [named], by_content=False) == set()
+        assert escaping(files, action, tool, roots, [named]) == found
 
 
 def test_libraries_are_not_searched_and_a_thin_archive_is(tmp_path: Path) -> None:
@@ -133,4 +151,4 @@ def test_a_definition_in_a_variable_counts_as_one_of_the_command(tmp_path: Path,
     snapshot = Snapshot(Files(), top)
     files: Any = SimpleNamespace(snapshot=snapshot, searched=str)
     assert held(snapshot, bare(tmp_path), roots, ["a.cu"], by_content=False) == set()
-    assert escaping(files, action, roots, ["a.cu"]) == ({"checkout"} if is_tied else set())
+    assert escaping(files, action, NOTHING, roots, ["a.cu"]) == ({"checkout"} if is_tied else set())
