@@ -20,7 +20,7 @@ from codegen.plan import MAPPED, Argument, Place, Ref
 
 MAP_PATHS = "BUILDD_MAP_PATHS"
 """Variable with the folder of a build whose paths are replaced in outputs; empty: only paths of folders that pip, uv,
-build, meson-python, setuptools or Go made for one build are replaced."""
+build, scikit-build-core, meson-python, setuptools or Go made for one build are replaced."""
 NOT_MAPPED = "no"
 """Value of MAP_PATHS with which no paths are replaced."""
 
@@ -51,6 +51,8 @@ _TEMPORARY = re.compile(
 _FRONT_ENDS = ("pip", "uv", "setuptools", "meson", "go")
 """Groups of the pattern that match a folder which a front end removes after its build."""
 _KINDS = (*_FRONT_ENDS, "python", "cmake")
+_SCIKIT_BUILD, _OF_SCIKIT_BUILD = "scikit-build", "wheel/metadata"
+"""Name of a folder of scikit-build-core, which has Python's name, and a folder that is in each of them."""
 _INDUCTOR_SOURCE = re.compile(r"(/.+)/([a-z2-7]{2})/c\2[a-z2-7]{49}(?:\.[a-z]+)?\.cpp")
 _INDUCTOR_HEADER = re.compile(r"(/.+)/c[a-z2-7]{51}\.h")
 _PART = re.compile(rf"({re.escape(PARTS)}[0-9a-f]{{16}})/.*/(\d+)/[^/]+")
@@ -110,7 +112,8 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
         match = _FOLDER.fullmatch(text)
         if match and (root := _TEMPORARY.match(match[2])):
             matches.setdefault(root[1], root)
-    front_ends = [path for path, root in matches.items() if any(root[kind] for kind in _FRONT_ENDS)]
+    scikit = [path for path, root in matches.items() if root["python"] and os.path.isdir(f"{path}/{_OF_SCIKIT_BUILD}")]
+    front_ends = [path for path, root in matches.items() if path in scikit or any(root[kind] for kind in _FRONT_ENDS)]
     of_inductor = {} if mapped == NOT_MAPPED else _folders_of_inductor(compile)
     # A front end links the objects of one such folder, in which no two have one name, and so does CMake. Objects from
     # two other folders with one name need different module ids: they may be linked together.
@@ -131,7 +134,7 @@ def roots_of(compile: Compile, folder: str, mapped: str, *, clang: bool = False)
     for path, root in matches.items():
         if path in found.values():
             continue
-        kind = next(root[kind] for kind in _KINDS if root[kind])
+        kind = _SCIKIT_BUILD if mark and path in scikit else next(root[kind] for kind in _KINDS if root[kind])
         found[f"{mark}{kind}{len(found) or ''}"] = path
     if mark and asked and os.path.realpath(mapped) == mapped != "/":
         found[BUILD] = mapped

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_folders_of_front_ends_are_mapped_without_being_asked() -> None:
     device = parse(("/cuda/bin/nvcc", "-dc", "a.cu"), "/p")
     for folder, names in (("/tmp/pip-wheel-12345678/p", ["+pip-wheel"]), ("/tmp/tmpab_12cd3/build", [])):
         assert [name for name, _ in temporary_roots.roots_of(device, folder, "")] == names
+
+
+def test_scikit_builds_folder_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    place = tmp_path / "tmpab_12cd3"
+    compile = parse(("/usr/bin/gcc", "-c", "-g", f"{place}/wheel/platlib/a.c"), f"{place}/build")
+    for name in ("tmp", "+scikit-build"):
+        for mapped, names in (("", [name]), ("no", ["tmp"])):
+            assert [root for root, _ in temporary_roots.roots_of(compile, f"{place}/build", mapped)] == names
+        (place / "wheel/metadata").mkdir(parents=True, exist_ok=True)
 
 
 @pytest.mark.parametrize(
