@@ -28,7 +28,11 @@ from protocol.errors import NoDaemon, ProtocolError
 
 T = TypeVar("T")
 
-PACKAGES = ("msgspec", "pyzmq", "blake3", "zstandard", "psutil", "sqlite-utils", "jinja2", "rich")
+PACKAGES = (
+    *("msgspec", "pyzmq", "uvloop", "blake3", "zstandard", "pynacl"),
+    *("psutil", "sqlite-utils", "watchdog", "jinja2", "rich"),
+)
+"""What buildd cannot run without."""
 OPTIONAL_PACKAGES = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cutlass", "triton", "torch", "jax")
 AITEMPLATE_CACHE_VARIABLES = (
     "AIT_BUILD_CACHE_DIR",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from buildd.client import machine_checks
 from tests.support.paths import ROOT
 
 PACKAGES = ("buildd", "codegen", "protocol")
@@ -71,3 +73,8 @@ def test_its_entry_points_keep_their_names(wheel: zipfile.ZipFile) -> None:
     points = wheel.read(name).decode()
     assert "buildd = buildd.cli:main" in points and "buildd = buildd.torch_backend:compile_graph" in points
     assert "buildd = buildd.jax_plugin" in points
+
+
+def test_doctor_looks_for_all_that_the_wheel_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*machine_checks.PACKAGES} == {each.partition(">=")[0] for each in project["dependencies"]}

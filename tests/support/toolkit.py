@@ -119,18 +119,11 @@ def copy_toolkit(real: Path, folder: Path, *copied: str) -> Path:
 
 
 def toolkit_apart(real: Path, folder: Path) -> Path:
-    """A real toolkit in another folder, in which nothing leads to the real one, without CCCL and the libraries that a
-    program is linked with; its folder."""
+    """A real toolkit in another folder that has headers of its own, those of CCCL apart; its folder.
 
-    def passed_over(place: str, names: list[str]) -> set[str]:
-        return {"cccl", *(name for name in ("lib", "lib64", "targets") if place == str(real))}.intersection(names)
-
-    shutil.copytree(real, folder, copy_function=_linked, ignore=passed_over, dirs_exist_ok=True)
+    Its programs are links: a hard link would change the times of the real ones while others use them.
+    """
+    copy_toolkit(real, folder)
+    shutil.rmtree(folder / "include")
+    shutil.copytree(real / "include", folder / "include", ignore=shutil.ignore_patterns("cccl"))
     return folder
-
-
-def _linked(source: str, place: str) -> None:
-    try:
-        os.link(os.path.realpath(source), place)
-    except OSError:  # another file system
-        shutil.copy2(source, place)
