@@ -161,6 +161,8 @@ def file_run(
     moving = checkout_roots.checkouts(tool.roots)
     # The object shows the path in an assertion. Another macro may hand the path to something that computes with it.
     mentions = later = types = False
+    # nvcc's front ends know no mapping, and compute with the real path of `__builtin_FILE`.
+    unmapped = {name for name, _ in tool.roots if name.startswith(MAPPED)} if "cuda" in dict(tool.roots) else set()
     clocked = ""
     is_clang = action.discovery.is_clang
     # No preprocessor reads the objects of a link.
@@ -177,6 +179,10 @@ def file_run(
         if fact.traits & (Traits.PATHS | Traits.ASSERT):
             root = names.root(path)
             sensitive.update(() if root.startswith(MAPPED) or checkout_roots.is_checkout(root) else (root,))
+            if unmapped and Traits.PATHS_LATER in fact.traits:
+                # A mapped folder is one of the tool's roots, too.
+                is_users = root.startswith(MAPPED) or root in dict(checkout_roots.without_environments(moving))
+                sensitive |= unmapped if is_users or not compilers_own(path, tool) else set()
             if moving and fact.traits & Traits.PATHS and not compilers_own(path, tool):
                 mentions = mentions or not expanded
                 later = later or Traits.PATHS_LATER in fact.traits

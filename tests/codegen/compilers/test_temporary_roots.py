@@ -16,7 +16,7 @@ from codegen.compilers.command_parser import Compile
 from codegen.foreign.command_line import parse
 from codegen.plan import Place, Ref
 from tests.support.foreign_project import ForeignProject
-from tests.support.objects import inspector
+from tests.support.objects import described, inspector
 from tests.support.serving import short_folder
 from tests.support.toolkit import host_compiler
 from tests.support.user import User
@@ -403,6 +403,27 @@ def test_nvcc_in_another_temporary_folder_hits(user: User) -> None:
     assert foreign.counts() == (1, 3)
     assert nvcc_makes(foreign, 1, "device", mapped=True) == nvcc_makes(foreign, 2, "device", mapped=True)
     assert foreign.counts() == (2, 4)
+
+
+@pytest.mark.cuda
+def test_nvcc_computes_with_a_path_that_no_option_maps(user: User) -> None:
+    """The host compiler maps `__builtin_FILE`, nvcc's front ends do not: the kernel holds the length of the path."""
+    foreign = ForeignProject.with_nvcc(user, "computes")
+    for name in ("one", "another-folder-with-a-longer-name"):
+        folder = foreign.folder / name
+        foreign.write(
+            f"{name}/k.cu",
+            "constexpr int len(char const *s) { int n = 0; while (s[n]) n++; return n; }\n"
+            "constexpr int N = len(__builtin_FILE());\n__global__ void computes(int *p) { *p = N; }\n",
+        )
+        made = []
+        for environ in (foreign.plain, {**foreign.environ, "BUILDD_MAP_PATHS": str(folder)}):
+            words = ("nvcc", "-arch=sm_80", "-o", "k.o", "-c", f"{folder}/k.cu")
+            done = foreign.call(*words, environ=environ, cwd=folder)
+            assert done.returncode == 0, done.stderr
+            made.append(described(folder / "k.o", inspector())["machine code"])
+        assert made[0] == made[1]
+    assert foreign.counts() == (0, 2)
 
 
 @pytest.mark.cuda
