@@ -18,9 +18,11 @@ from buildd.files.patient_lock import PatientLock
 BARE_TEXT = b"bare "
 """Begins the digest of a text in which nothing sees its line."""
 _SEES = (b"_LINE", b"__builtin_COLUMN", b"source_location", b'R"')
-"""Texts with these words are left as they are. In the last one, a raw string, a newline is content."""
-_SEES_SURELY = re.compile(rb"__builtin_LINE|__builtin_COLUMN|source_location|__LINE__|\b(?:u8|[uUL])?R\"")
+"""Texts with these words may be left as they are: see `_sees_lines`."""
+_SEES_SURELY = re.compile(rb"__builtin_LINE|__builtin_COLUMN|source_location|__LINE__")
+_RAW = re.compile(rb"\b(?:u8|[uUL])?R\"")
 """The end of a plain string, as in "ERROR", is no raw string."""
+_DELIMITER = re.compile(rb"([^ ()\\\t\v\f\n\"]{0,16})\(")
 _MENTIONED = re.compile(rb"\b\d|line\d", re.IGNORECASE)
 _MARKER = b"\n# "
 _QUOTE = b'"'
@@ -120,6 +122,21 @@ def _included(part: bytes, reads: Reads) -> bytes | None:
     return None if known is _SEES_LINES else known
 
 
+def _sees_lines(part: bytes) -> bool:
+    """Whether something in a text sees its line. In a raw string, a newline is content: an empty line must not be left
+    out there, and no line may look like a marker."""
+    if _SEES_SURELY.search(part):
+        return True
+    for begin in _RAW.finditer(part):
+        opened = _DELIMITER.match(part, begin.end())
+        end = part.find(b')%b"' % opened[1], opened.end()) if opened else -1
+        if opened is None or end < 0:
+            return True
+        if part.find(b"\n\n", opened.end(), end) >= 0 or part.find(_MARKER, opened.end(), end) >= 0:
+            return True
+    return False
+
+
 class _Reader:
     """Removes the line numbers from one part after another."""
 
@@ -130,7 +147,7 @@ class _Reader:
 
     def read(self, part: bytes) -> bytes | None:
         """Read a part that begins with the newline before a marker; None as in `read_part`."""
-        if any(word in part for word in _SEES) and _SEES_SURELY.search(part):
+        if any(word in part for word in _SEES) and _sees_lines(part):
             return None
         first, *pieces = part.split(_MARKER)
         known, file, place, last = self._markers, self._file, self._place, self._last

@@ -11,6 +11,9 @@ long bare_text(const unsigned char *text, size_t length, unsigned char *out);
 /* Write a bare form without the lines that hold no token; returns its length. */
 long drop_lines(const unsigned char *bare, size_t length, unsigned char *out);
 
+/* Whether the R before a quotation mark begins a raw string: it is no part of a longer word than u8R, uR, UR or LR. */
+int is_raw(const unsigned char *text, const unsigned char *r);
+
 /* Write a part of a preprocessed text without its line numbers, at most three times as long; returns its length, or a
    negative number: see line_free.c. */
 long line_free(const unsigned char *text, size_t length, unsigned char *out);

@@ -10,7 +10,8 @@
 
 #include "bare_text.h"
 
-#define DIGITS 15 /* of a line's number */
+#define DIGITS 15    /* of a line's number */
+#define DELIMITER 16 /* of a raw string: its longest */
 
 enum { SEES_LINES = -1, NO_MEMORY = -2 };
 
@@ -47,8 +48,7 @@ static int has(const unsigned char *text, size_t length, const char *word)
 	return memmem(text, length, word, strlen(word)) != NULL;
 }
 
-/* Whether the R before a quotation mark begins a raw string: it is no part of a longer word than u8R, uR, UR or LR. */
-static int is_raw(const unsigned char *text, const unsigned char *r)
+int is_raw(const unsigned char *text, const unsigned char *r)
 {
 	const unsigned char *word = r;
 
@@ -65,6 +65,25 @@ static int is_raw(const unsigned char *text, const unsigned char *r)
 	return 0;
 }
 
+/* Whether the raw string behind R" holds neither an empty line, nor one that looks like a marker. */
+static int is_plain(const unsigned char *at, const unsigned char *end)
+{
+	unsigned char last[DELIMITER + 2] = ")"; /* what ends it */
+	size_t length = 1;
+	const unsigned char *found;
+
+	for (; at < end && *at != '('; at++) {
+		if (length > DELIMITER || memchr(" )\\\t\v\f\n\"", *at, 8))
+			return 0;
+		last[length++] = *at;
+	}
+	if (at++ == end)
+		return 0;
+	last[length++] = '"';
+	found = memmem(at, (size_t)(end - at), last, length);
+	return found && !memmem(at, (size_t)(found - at), "\n\n", 2) && !memmem(at, (size_t)(found - at), "\n# ", 3);
+}
+
 static int sees_lines(const unsigned char *text, size_t length)
 {
 	const unsigned char *end = text + length, *at = text;
@@ -73,7 +92,7 @@ static int sees_lines(const unsigned char *text, size_t length)
 	    has(text, length, "__builtin_COLUMN") || has(text, length, "source_location"))
 		return 1;
 	for (; (at = memmem(at, (size_t)(end - at), "R\"", 2)); at++)
-		if (is_raw(text, at))
+		if (is_raw(text, at) && !is_plain(at + 2, end))
 			return 1;
 	return 0;
 }

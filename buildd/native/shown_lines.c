@@ -7,7 +7,11 @@
    parts, with a marker before each that only says whose tokens follow: their digits wait for the end of the call. The
    same holds for a _Pragma in a call, behind which the end of the call is not known.
 
-   Knows line markers; knows nothing of raw strings, in which a line could look like one: the caller has none. */
+   Knows line markers. No line of a raw string may look like one: `line_free` refuses such a text. A raw string of many
+   lines takes what follows in its call far from the call's first line, so a file with a raw string counts as one that
+   shows its lines. */
+
+#define _GNU_SOURCE
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -96,6 +100,14 @@ static void settle(struct reader *r, long line)
 	r->waiting = 0;
 }
 
+static int has_raw_string(const unsigned char *line, const unsigned char *end)
+{
+	for (const unsigned char *at = line; (at = memmem(at, (size_t)(end - at), "R\"", 2)); at++)
+		if (is_raw(line, at))
+			return 1;
+	return 0;
+}
+
 /* Reads `# 12 "name" flags`; returns 0 if a line is no marker. */
 static int marker(struct reader *r, const unsigned char *at, const unsigned char *end)
 {
@@ -165,6 +177,7 @@ long shown_lines(const unsigned char *text, size_t length, unsigned char *out)
 				settle(r, r->waiting == PARTS ? NO_LINE : r->line);
 			r->inside = 0;
 			r->written = 1;
+			r->file->shows = r->file->shows || has_raw_string(token, end);
 			for (digit = token; digit < end && (*digit < '0' || *digit > '9'); digit++)
 				;
 			if (digit < end && !r->file->shows) {

@@ -82,6 +82,29 @@ def test_a_raw_string_sees_its_lines(prefix: bytes) -> None:
     assert fingerprint(text) != fingerprint(text.replace(b"# 30", b"# 31"))
 
 
+@pytest.mark.parametrize("raw", [b'R"(a)"', b'u8R"x(\n ld.acquire;\n)" )x"', b'R"(\n)" R"(#\n#2)"'])
+def test_a_raw_string_without_empty_lines_or_markers_sees_no_line(raw: bytes) -> None:
+    text = ONE + b"auto x = " + raw + b";\n"
+    assert fingerprint(text) == fingerprint(text.replace(b"# 30", b"# 31"))
+    assert fingerprint(text) != fingerprint(text.replace(raw[-4:], b" " + raw[-4:]))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'R"(a\n\nb)"',
+        b'R"(\n# 9 "k.cu"\n)"',
+        b'R"(a',
+        b'R"x(a)"',
+        b'"a R"',
+        b'R"seventeen-letters(a)seventeen-letters"',
+    ],
+)
+def test_what_may_be_another_raw_string_is_left_as_it_is(raw: bytes) -> None:
+    text = ONE + b"auto x = " + raw + b";\n"
+    assert fingerprint(text) != fingerprint(text.replace(b"# 30", b"# 31"))
+
+
 @pytest.mark.parametrize(
     ("said", "named"),
     [
@@ -199,7 +222,9 @@ def assert_as_nvcc_makes_it(workspace: Workspace, build: Build, folder: Path) ->
 
 @pytest.mark.cuda
 def test_lines_that_no_pass_sees_cost_the_preprocessors_and_nothing_else(tmp_path: Path) -> None:
-    workspace = project(tmp_path, KEYS + "]\n", SOURCE)
+    # CUDA's own headers have assembler in raw strings, too.
+    fence = '__device__ void fence() { asm volatile(R"X(\n    membar.gl;\n)X" ::: "memory"); }\n'
+    workspace = project(tmp_path, KEYS + "]\n", SOURCE + fence)
     first = Build(workspace)
     assert counted(first) == (0, 9)
     before = first.object.read_bytes()

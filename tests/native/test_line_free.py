@@ -20,6 +20,7 @@ PIECES = [
     *(b"1", b"2", b" 3", b" 3 4", b" 1", b" 2", b" 1 3 4", b"12", b"0012", b"1234567890123456"),
     *(b'"', b'"k.cu"', b'"/usr/s.h"', b'"a\\"b"', b'"<built-in>"', b'""', b'"\\303\\244.h"', b'"n"m"'),
     *(b"int a;", b"x", b"{ }", b'"text"', b"R", b"u8", b"u8R", b"LR", b"xR", b'R"(', b"_LINE", b"__LINE__"),
+    *(b'R"(', b')"', b'LR"d(', b')d"', b"(", b")", b'R"\n(', b'R"sixteen-letters--(', b'R"seventeen-letters(', b")d"),
     *(b"__builtin_LINE", b"__builtin_COLUMN", b"source_location"),
     *(b'\n# 7 "k.cu"\nint b;', b'\n# 8 "k.cu" 3 4\n', b'\n# 1 "s.h" 1 3\nint s;', b'\n# 9 "k.cu" 2\n'),
 ]

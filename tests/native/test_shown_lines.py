@@ -36,6 +36,7 @@ def shown(bare: BareText, *lines: str) -> dict[bytes, bool] | None:
         ('# 100 "h.h"', "int a = 150;"),
         ('# 100 "h.h"', "int a = 107;", '# 1 "g.h" 1', "int b;", '# 102 "h.h" 2', "int c;"),
         ('# 100 "h.h"', "int a = 95;"),
+        ('# 100 "h.h"', 'char *a = R"(', ')";', "int b;"),
         # A call of a system header's macro is written in parts, and ends behind the last one.
         ('# 100 "h.h"', "int a =", '# 100 "h.h" 3 4', "(110", '# 100 "h.h"', ")", '# 112 "h.h"', "int b;"),
         ('# 100 "h.h"', "int a = 110,", '# 100 "h.h"', "#pragma GCC poison q", '# 100 "h.h"', "b;", "int c;"),
