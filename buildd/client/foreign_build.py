@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from buildd.errors import BuilddError
+from buildd.files.cmake_cache import source_folder
 from buildd.store.found_notes import FoundKernels
 from buildd.ui.problems import told_if_slow
 from buildd.ui.text import clean, count, duration
@@ -157,8 +158,14 @@ def paths_below(folder: str, map_paths: bool | None) -> dict[str, str]:
         map_paths: --map-paths or --no-map-paths; None for neither.
     """
     folder = os.path.realpath(folder)
-    mapped = {} if map_paths is None else {"BUILDD_MAP_PATHS": folder if map_paths else "no"}
+    mapped = {} if map_paths is None else {"BUILDD_MAP_PATHS": _checkout_of(folder) if map_paths else "no"}
     return {"BUILDD_RUN_FOLDER": folder, **mapped}
+
+
+def _checkout_of(folder: str) -> str:
+    """The folder of the sources if a build is called in CMake's build folder below it, else the folder itself."""
+    sources = source_folder(folder)
+    return sources if sources and folder.startswith(f"{sources}/") else folder
 
 
 def summary(figures: BuildFigures, found: FoundKernels = NOTHING) -> str:

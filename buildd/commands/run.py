@@ -70,8 +70,8 @@ def run(arguments: list[str]) -> int:
         action=BooleanOptionalAction,
         default=None,
         help="keep the path of this folder out of objects, so that builds in other folders hit too (nvcc, gcc, clang); "
-        "without either option only paths of the temporary folders of pip, uv, build, meson-python and setuptools are "
-        "kept out",
+        "in a build folder of CMake, that of the sources above it; without either option only paths of the temporary "
+        "folders of pip, uv, build, meson-python and setuptools are kept out",
     )
     command.add_argument(
         "--record",

@@ -13,12 +13,12 @@ import signal
 import subprocess
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from buildd.artifacts.diagnostics import diagnose
 from buildd.artifacts.kernel_reports import completed, is_report, kernels_in
 from buildd.errors import BuilddError
+from buildd.files.cmake_cache import source_folder
 from buildd.shims.shim_folders import find_tools
 from buildd.ui.text import tool_of
 from protocol import messages as m
@@ -179,12 +179,8 @@ def source_root(folder: str, sources: Iterable[str]) -> str:
         folder: the tree's; absolute.
         sources: absolute paths of sources that the tree's files name.
     """
-    try:
-        for line in Path(folder, "CMakeCache.txt").read_text(errors="surrogateescape").splitlines():
-            if line.startswith("CMAKE_HOME_DIRECTORY:INTERNAL="):
-                return os.path.realpath(line.partition("=")[2])
-    except OSError:
-        pass
+    if of_cmake := source_folder(folder):
+        return of_cmake
     above = os.path.commonpath([folder, *(path for path in sources if not is_system(path))])
     return above if above.count("/") > 1 else folder
 
