@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from buildd.artifacts import entered_files, equivalence, fatbin, offload_bundle
+from buildd.artifacts import entered_files, equivalence, fatbin, moved_text, offload_bundle
 from buildd.artifacts.line_free_text import read_part
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
@@ -27,6 +27,7 @@ from buildd.keys.depfiles import Listing
 from buildd.native.bare_text import bare_text_of
 from buildd.store.store import Result
 from codegen.compilers import checkout_roots
+from codegen.compilers.temporary_roots import Roots
 from codegen.plan import BARE, Action
 from codegen.reach import read_regular
 from codegen.steps import line_info
@@ -67,6 +68,11 @@ class StepOutputs(Outputs[ActiveBuild]):
         self._entered: dict[str, Listing] = {}
         """Name of a preprocessing step -> the files that its text enters."""
         self._lock = threading.Lock()
+
+    @property
+    def moving(self) -> Roots:
+        """The roots whose folders may be others in the next build."""
+        return self._outer.outputs.roots
 
     def prepare(self) -> None:
         plan = self.build.plan
@@ -126,11 +132,16 @@ class StepOutputs(Outputs[ActiveBuild]):
         """Make the equivalence digests: of files apart from what may not matter, and of the fatbin in an object."""
         made = {}
         native = bare_text_of(self.build.store.folder)
-        roots, lookup = self._outer.outputs.roots, self.build.inputs.lookup
+        roots, lookup = self.moving, self.build.inputs.lookup
+        unseen: Roots = ()
         if action.kind == StepKind.PREPROCESS.value and (roots or self._outer.outputs.lists):
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
-            self._named |= checkout_roots.names_in_text(text, roots, preprocessed=True)
+            shown = checkout_roots.names_in_text(text, roots, preprocessed=True)
+            self._named |= shown
             self._searched.add(action.name)
+            # clang shows the paths of line markers elsewhere.
+            if not self._outer.plan.actions[0].discovery.is_clang:
+                unseen = tuple(root for root in roots if root[0] not in shown)
             if self._outer.outputs.lists:
                 self._entered[action.name] = entered_files.entered(text, native.entering(text))
         if action.kind == StepKind.CICC.value and _is_mapped(action):
@@ -150,15 +161,19 @@ class StepOutputs(Outputs[ActiveBuild]):
                         else None
                     )
                     text = Path(files[output.path]).read_bytes()
-                    reads = partial(native.line_free, otherwise=read_part)
+                    kind, reads = StepKind(action.kind), partial(native.line_free, otherwise=read_part)
                     differs = (
                         self._silent
-                        and action.kind == StepKind.PREPROCESS.value
+                        and kind is StepKind.PREPROCESS
                         and equivalence.differs_from_source(text, partial(self._is_macro, action, read))
                     )
-                    content = equivalence.of_text(StepKind(action.kind), text, key, differs=differs, reads=reads)
-                    if action.kind == StepKind.PREPROCESS.value and equivalence.is_without_lines(content):
+                    alike = partial(equivalence.of_text, kind, made_of=key, differs=differs, reads=reads)
+                    moved = moved_text.named(text, unseen)
+                    content = alike(moved)
+                    if kind is StepKind.PREPROCESS and equivalence.is_without_lines(content):
                         self._shown[output.path] = native.shown_lines(text)
+                    elif moved is not text:
+                        content = alike(text)
                 made[BARE] = content
         return made
 
@@ -205,8 +220,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         return frozenset(os.fsdecode(name) for name in named if b"\\" not in name)
 
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
-        """The checkout's folders that a front end wrote somewhere else than into a line marker."""
-        roots = checkout_roots.checkouts(self._outer.outputs.roots)
+        """The folders that a front end wrote somewhere else than into a line marker."""
+        roots = checkout_roots.moving(self.moving)
         if not roots or action.kind not in (StepKind.CUDAFE.value, StepKind.CICC.value):
             return ()
         paths = [output_path(private, action, output.name) for output in action.outputs if output.name != BARE]

@@ -13,6 +13,7 @@ import msgspec
 
 from buildd.artifacts import equivalence
 from buildd.artifacts.line_free_text import names_lines
+from buildd.artifacts.moved_text import is_named
 from buildd.builds.active_build import StoredResults
 from buildd.builds.products import recalled
 from buildd.errors import StoreError
@@ -136,13 +137,14 @@ class StepResults(StoredResults):
         return super().asked_as(index)
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
-        action = self.build.plan.actions[index]
-        if action.kind == StepKind.HOST.value and (names_lines(exit.stdout) or names_lines(exit.stderr)):
+        action, said = self.build.plan.actions[index], exit.stdout + exit.stderr
+        is_of_place = names_lines(said) or is_named(said, self._outputs.moving)
+        if action.kind == StepKind.HOST.value and is_of_place:
             # gcc reads the lines that it shows from the source itself. Its comments are not in the step's key.
             return msgspec.structs.replace(action, uncacheable="its messages quote the source"), self.build.misses[
                 index
             ]
-        if index in self._bare and not (names_lines(exit.stdout) or names_lines(exit.stderr)):
+        if index in self._bare and not is_of_place:
             return barely(action), self._bare[index]
         return super().filed_as(index, exit)
 

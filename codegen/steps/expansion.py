@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from codegen.compilers.checkout_roots import checkouts
+from codegen.compilers.checkout_roots import moving
 from codegen.compilers.temporary_roots import Roots, named, referring
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Place, Plan, Ref, Resources, Steps
 from codegen.steps import line_info
@@ -82,11 +82,12 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
         return pattern.sub(lambda match: values[match[0]], text)
 
     def put_argument(argument: Argument) -> Argument:
+        # nvcc names the source to its front ends. A step whose output shows the path of a root is bound to it.
         if isinstance(argument, str):
-            return put(argument)
+            is_source = nvcc and argument == SOURCE + extension
+            return referring((put(argument),), moving(roots))[0] if is_source else put(argument)
         if argument.suffix == f"/{SOURCE}{extension}" and (project or source.startswith("/")):
-            # A step whose output shows the path of a checkout is bound to it.
-            return referring((os.path.normpath(os.path.join(project, source)),), checkouts(roots))[0]
+            return referring((os.path.normpath(os.path.join(project, source)),), moving(roots))[0]
         changed = {"name": put(argument.name), "prefix": put(argument.prefix), "suffix": put(argument.suffix)}
         return msgspec.structs.replace(argument, **changed)
 

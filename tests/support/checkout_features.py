@@ -297,6 +297,12 @@ FEATURES: dict[str, Feature] = {
         second='#define GEN "/" "@"\n',
         name="build/gen.h",
     ),
+    "generated-unused": include(
+        "#include <unused.h>",
+        first='#define AT "@"\n#define AT_LENGTH sizeof(AT)\n',
+        second='#define AT "@"\n#define AT_LENGTH sizeof(AT)\n',
+        name="build/unused.h",
+    ),
     "response": both(
         lambda rng, project: project.files.update({"build/flags.rsp": rng.choice(["-I@/include -O1", "-DR=2"])}),
         lambda rng, project: project.flags.append(rng.choice(["@@/build/flags.rsp", "@flags.rsp"])),
