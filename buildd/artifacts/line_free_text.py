@@ -18,7 +18,7 @@ from buildd.files.patient_lock import PatientLock
 BARE_TEXT = b"bare "
 """Begins the digest of a text in which nothing sees its line."""
 _SEES = (b"_LINE", b"__builtin_COLUMN", b"source_location", b'R"')
-"""Texts with these words may be left as they are: see `_sees_lines`."""
+"""Words that let a text see its lines, and raw strings."""
 _SEES_SURELY = re.compile(rb"__builtin_LINE|__builtin_COLUMN|source_location|__LINE__")
 _RAW = re.compile(rb"\b(?:u8|[uUL])?R\"")
 """The end of a plain string, as in "ERROR", is no raw string."""
@@ -122,19 +122,21 @@ def _included(part: bytes, reads: Reads) -> bytes | None:
     return None if known is _SEES_LINES else known
 
 
-def _sees_lines(part: bytes) -> bool:
-    """Whether something in a text sees its line. In a raw string, a newline is content: an empty line must not be left
-    out there, and no line may look like a marker."""
-    if _SEES_SURELY.search(part):
-        return True
-    for begin in _RAW.finditer(part):
-        opened = _DELIMITER.match(part, begin.end())
+def _marked(part: bytes) -> bytes | None:
+    """A part with a mark behind each newline in a raw string, where no line may be left out; None where a string may
+    have another end than the one that is found, or a line that looks like a marker."""
+    written, begin = [], 0
+    while string := _RAW.search(part, begin):
+        opened = _DELIMITER.match(part, string.end())
         end = part.find(b')%b"' % opened[1], opened.end()) if opened else -1
-        if opened is None or end < 0:
-            return True
-        if part.find(b"\n\n", opened.end(), end) >= 0 or part.find(_MARKER, opened.end(), end) >= 0:
-            return True
-    return False
+        if opened is None or end < 0 or _RAW.search(part, opened.end(), end):
+            return None
+        content = part[opened.end() : end]
+        if _MARKER in content:
+            return None
+        written += part[begin : opened.end()], content.replace(b"\n", b"\n\1")
+        written.append(part[end : (begin := end + len(opened[1]) + 2)])
+    return b"".join((*written, part[begin:]))
 
 
 class _Reader:
@@ -147,8 +149,10 @@ class _Reader:
 
     def read(self, part: bytes) -> bytes | None:
         """Read a part that begins with the newline before a marker; None as in `read_part`."""
-        if any(word in part for word in _SEES) and _sees_lines(part):
-            return None
+        if any(word in part for word in _SEES):
+            if _SEES_SURELY.search(part) or (marked := _marked(part)) is None:
+                return None
+            part = marked
         first, *pieces = part.split(_MARKER)
         known, file, place, last = self._markers, self._file, self._place, self._last
         written = [_EMPTY.sub(b"\n", first.strip(b"\n"))] if first.strip() else []

@@ -65,36 +65,10 @@ int is_raw(const unsigned char *text, const unsigned char *r)
 	return 0;
 }
 
-/* Whether the raw string behind R" holds neither an empty line, nor one that looks like a marker. */
-static int is_plain(const unsigned char *at, const unsigned char *end)
-{
-	unsigned char last[DELIMITER + 2] = ")"; /* what ends it */
-	size_t length = 1;
-	const unsigned char *found;
-
-	for (; at < end && *at != '('; at++) {
-		if (length > DELIMITER || memchr(" )\\\t\v\f\n\"", *at, 8))
-			return 0;
-		last[length++] = *at;
-	}
-	if (at++ == end)
-		return 0;
-	last[length++] = '"';
-	found = memmem(at, (size_t)(end - at), last, length);
-	return found && !memmem(at, (size_t)(found - at), "\n\n", 2) && !memmem(at, (size_t)(found - at), "\n# ", 3);
-}
-
 static int sees_lines(const unsigned char *text, size_t length)
 {
-	const unsigned char *end = text + length, *at = text;
-
-	if (has(text, length, "__builtin_LINE") || has(text, length, "__LINE__") ||
-	    has(text, length, "__builtin_COLUMN") || has(text, length, "source_location"))
-		return 1;
-	for (; (at = memmem(at, (size_t)(end - at), "R\"", 2)); at++)
-		if (is_raw(text, at) && !is_plain(at + 2, end))
-			return 1;
-	return 0;
+	return has(text, length, "__builtin_LINE") || has(text, length, "__LINE__") ||
+	       has(text, length, "__builtin_COLUMN") || has(text, length, "source_location");
 }
 
 /* Where the next line begins that may be a marker, behind a newline; the end if there is none. */
@@ -139,6 +113,62 @@ static long put_text(struct writer *w, struct span s)
 		}
 	}
 	return lines;
+}
+
+/* The next raw string from a place on: its R, or NULL. */
+static const unsigned char *next_raw(const unsigned char *text, const unsigned char *at, const unsigned char *end)
+{
+	while (at < end && (at = memmem(at, (size_t)(end - at), "R\"", 2)) && !is_raw(text, at))
+		at++;
+	return at < end ? at : NULL;
+}
+
+/* What stands between the parentheses of a raw string, from behind its first quotation mark on; moves that to behind
+   its last one. Without a begin if it is not sure that this is its end. */
+static struct span content_of(const unsigned char **string, const unsigned char *end)
+{
+	unsigned char last[DELIMITER + 2] = ")";
+	size_t length = 1;
+	const unsigned char *at = *string, *found;
+
+	for (; at < end && *at != '('; at++) {
+		if (length > DELIMITER || memchr(" )\\\t\v\f\n\"", *at, 8))
+			return (struct span){NULL, NULL};
+		last[length++] = *at;
+	}
+	if (at++ == end)
+		return (struct span){NULL, NULL};
+	last[length++] = '"';
+	found = memmem(at, (size_t)(end - at), last, length);
+	*string = found ? found + length : end;
+	return (struct span){found ? at : NULL, found};
+}
+
+/* Write a text with a mark behind each newline in a raw string, where no line may be left out; at most twice as long.
+   Returns the length, or SEES_LINES where a string may have another end, or a line that looks like a marker. */
+static long mark_raw_strings(const unsigned char *text, size_t length, unsigned char *out)
+{
+	const unsigned char *end = text + length, *begin = text, *at;
+	struct writer w = {out, out};
+
+	while ((at = next_raw(text, begin, end))) {
+		const unsigned char *behind = at + 2;
+		struct span content = content_of(&behind, end);
+
+		if (!content.begin || next_raw(text, content.begin, content.end) ||
+		    next_marker(content.begin, content.end) < content.end)
+			return SEES_LINES;
+		put(&w, begin, (size_t)(content.begin - begin));
+		for (; content.begin < content.end; content.begin++) {
+			*w.at++ = *content.begin;
+			if (*content.begin == '\n')
+				*w.at++ = 1;
+		}
+		put(&w, content.end, (size_t)(behind - content.end));
+		begin = behind;
+	}
+	put(&w, begin, (size_t)(end - begin));
+	return w.at - w.out;
 }
 
 struct marker {
@@ -188,9 +218,7 @@ static size_t put_place(unsigned char *out, const struct marker *m)
 	return (size_t)(w.at - out);
 }
 
-/* Write a part of a preprocessed text, which begins with the newline before a marker, without its line numbers; at most
-   three times as long. Returns the length, or a negative number: SEES_LINES, NO_MEMORY. */
-long line_free(const unsigned char *text, size_t length, unsigned char *out)
+static long without_lines(const unsigned char *text, size_t length, unsigned char *out)
 {
 	const unsigned char *end = text + length, *at = next_marker(text, end);
 	struct writer w = {out, out};
@@ -199,8 +227,6 @@ long line_free(const unsigned char *text, size_t length, unsigned char *out)
 	size_t place_length = 0;
 	long last = -1, result = SEES_LINES;
 
-	if (sees_lines(text, length))
-		return SEES_LINES;
 	place = malloc(length + 1);
 	other = malloc(length + 1);
 	if (!place || !other) {
@@ -253,6 +279,27 @@ long line_free(const unsigned char *text, size_t length, unsigned char *out)
 done:
 	free(place);
 	free(other);
+	return result;
+}
+
+/* Write a part of a preprocessed text, which begins with the newline before a marker, without its line numbers; at most
+   three times as long. Returns the length, or a negative number: SEES_LINES, NO_MEMORY. */
+long line_free(const unsigned char *text, size_t length, unsigned char *out)
+{
+	unsigned char *copy;
+	long result;
+
+	if (sees_lines(text, length))
+		return SEES_LINES;
+	if (!next_raw(text, text, text + length))
+		return without_lines(text, length, out);
+	copy = malloc(2 * length);
+	if (!copy)
+		return NO_MEMORY;
+	result = mark_raw_strings(text, length, copy);
+	if (result >= 0)
+		result = without_lines(copy, (size_t)result, out);
+	free(copy);
 	return result;
 }
 
