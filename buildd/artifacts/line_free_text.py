@@ -125,7 +125,8 @@ def _included(part: bytes, reads: Reads) -> bytes | None:
 def _marked(part: bytes) -> bytes | None:
     """A part with a mark behind each newline in a raw string, where no line may be left out; None where a string may
     have another end than the one that is found, or a line that looks like a marker."""
-    written, begin = [], 0
+    written: list[bytes] = []
+    begin = 0
     while string := _RAW.search(part, begin):
         opened = _DELIMITER.match(part, string.end())
         end = part.find(b')%b"' % opened[1], opened.end()) if opened else -1

@@ -247,9 +247,11 @@ class Budget:
             return None
         held = [job for job in running if job.held]
         # Half-made jobs keep memory from those that run.
-        crowded = 2 * len(held) >= len(running) and self._soon_bytes < holding_bytes(host)
-        if crowded and self._soon_bytes < holding_bytes(host) // 2:
+        short = 2 * len(held) >= len(running) and self._soon_bytes < holding_bytes(host)
+        if short and self._soon_bytes < holding_bytes(host) // 2:
             return max(held, key=lambda job: (_RANK[job.priority], job.started)).job_id
+        # Peaks are brief: of two jobs, the one that runs is often beyond its own before the other's memory is needed.
+        crowded = short and len(running) > 2
         if not (starved or crowded or _pressed(host)):
             return None
         if now_s < self._settled_s and (host.available_bytes >= floor // 2 or now_s < self._settled_s - SETTLE_S + 1):

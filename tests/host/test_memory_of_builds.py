@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from buildd.host.memory import HostMemory
 from buildd.store.store import Store
 from codegen.foreign.compile_plan import NVCC
 from protocol.messages import JobId
-from tests.support.simulated_build import GIB, SimulatedBuild, fp4_gemm, plain, varied
+from tests.support.simulated_build import GIB, SimulatedBuild, four_of_flash_attention, fp4_gemm, plain, varied
 
 TOTAL = 16 * GIB
 SHORT, LOW, ROOMY = (HostMemory(TOTAL, int(gib * GIB)) for gib in (0.5, 1.0, 4.0))
@@ -61,6 +63,26 @@ def test_one_held_job_gives_way_to_the_one_that_runs() -> None:
     running = [job(1), job(2, held=True)]
     assert budget.hold(running, SHORT) == ()
     assert budget.relieve(running, SHORT, 0.0) == JobId(2)
+
+
+def test_the_only_held_job_waits_as_long_as_there_is_memory_at_all() -> None:
+    """Its work would be lost, and the other one's peak may be over soon."""
+    budget = Budget(8)
+    running = [job(1), job(2, held=True)]
+    assert budget.hold(running, LOW) == () and budget.relieve(running, LOW, 0.0) is None
+    running = [job(1), job(2, held=True), job(3, held=True)]
+    assert budget.hold(running, LOW) == () and budget.relieve(running, LOW, 0.0) == JobId(3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_peaks_at_once_cost_no_work(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    compiles = [replace(each, wall_s=each.wall_s * rng.uniform(0.97, 1.03)) for each in four_of_flash_attention()]
+    total, others = 8 * GIB, GIB // 3
+    with Store.open(tmp_path) as store:
+        outcome = SimulatedBuild(compiles, cpus=2, total_bytes=total, held_bytes=others, guess=NVCC, store=store).run()
+    assert not outcome.kills and not outcome.gave_way
+    assert outcome.wall_s <= 1.1 * plain(compiles, 2, total, others).wall_s
 
 
 @pytest.mark.parametrize("seed", range(3))

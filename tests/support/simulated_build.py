@@ -108,6 +108,12 @@ def flash_attn() -> list[Compile]:
     return found
 
 
+def four_of_flash_attention() -> list[Compile]:
+    """Four sources of ejkernel's flash_attention for sm_90, two sizes: 110 and 140 s, at most 3.2 and 3.5 GiB."""
+    sizes = (("hdim32", 115, 3.2), ("hdim64", 145, 3.5))
+    return [Compile(f"{name}_{n}", wall_s, int(gib * GIB), FORWARD) for name, wall_s, gib in sizes for n in range(2)]
+
+
 def fp4_gemm() -> list[Compile]:
     """FlashInfer's fp4_gemm_cutlass_sm120: 18 sources of 3 to 8 GiB, 13 minutes with four at once, as reported."""
     return [Compile(f"fp4_gemm_{n}", 100.0 + 25 * (n % 6), int((3 + 5 * n / 17) * GIB), FORWARD) for n in range(18)]
