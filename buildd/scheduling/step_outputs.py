@@ -70,8 +70,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         self._lock = threading.Lock()
 
     @property
-    def moving(self) -> Roots:
-        """The roots whose folders may be others in the next build."""
+    def outer_roots(self) -> Roots:
+        """The folders of the whole compile that may be others in the next build."""
         return self._outer.outputs.roots
 
     def prepare(self) -> None:
@@ -132,14 +132,14 @@ class StepOutputs(Outputs[ActiveBuild]):
         """Make the equivalence digests: of files apart from what may not matter, and of the fatbin in an object."""
         made = {}
         native = bare_text_of(self.build.store.folder)
-        roots, lookup = self.moving, self.build.inputs.lookup
+        roots, lookup = self.outer_roots, self.build.inputs.lookup
         unseen: Roots = ()
         if action.kind == StepKind.PREPROCESS.value and (roots or self._outer.outputs.lists):
             text = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
             shown = checkout_roots.names_in_text(text, roots, preprocessed=True)
             self._named |= shown
             self._searched.add(action.name)
-            # clang shows the paths of line markers elsewhere.
+            # clang, which hipcc's steps run, shows the paths of line markers elsewhere.
             if not self._outer.plan.actions[0].discovery.is_clang:
                 unseen = tuple(root for root in roots if root[0] not in shown)
             if self._outer.outputs.lists:
@@ -221,7 +221,7 @@ class StepOutputs(Outputs[ActiveBuild]):
 
     def named_by(self, action: Action, private: str, said: bytes) -> Collection[str]:
         """The folders that a front end wrote somewhere else than into a line marker."""
-        roots = checkout_roots.moving(self.moving)
+        roots = checkout_roots.moving(self.outer_roots)
         if not roots or action.kind not in (StepKind.CUDAFE.value, StepKind.CICC.value):
             return ()
         paths = [output_path(private, action, output.name) for output in action.outputs if output.name != BARE]

@@ -138,7 +138,7 @@ class StepResults(StoredResults):
 
     def filed_as(self, index: int, exit: Exit) -> tuple[Action, Missing]:
         action, said = self.build.plan.actions[index], exit.stdout + exit.stderr
-        is_of_place = names_lines(said) or is_named(said, self._outputs.moving)
+        is_of_place = names_lines(said) or is_named(said, self._outputs.outer_roots)
         if action.kind == StepKind.HOST.value and is_of_place:
             # gcc reads the lines that it shows from the source itself. Its comments are not in the step's key.
             return msgspec.structs.replace(action, uncacheable="its messages quote the source"), self.build.misses[
