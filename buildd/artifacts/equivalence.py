@@ -27,11 +27,14 @@ _PRAGMA = re.compile(rb"#pragma ([^\n]*)")
 """As clang's preprocessor writes each."""
 _KNOWN_PRAGMA = re.compile(
     rb"(GCC|clang) +(diagnostic|system_header)\b.*|GCC +visibility +(push *\( *(default|hidden) *\)|pop)"
-    rb"|clang +force_cuda_host_device +(begin|end)|(push|pop)_macro\b.*|once|(no)?unroll|unroll *\(? *\d+ *\)?"
-    rb"|clang +loop +unroll *\( *(enable|disable|full) *\)|STDC\b.*|omp\b.*|weak\b.*|ident\b.*|comment\b.*|optimize\b.*"
+    rb"|clang +force_cuda_host_device +(begin|end)|(push|pop)_macro\b.*|once"
+    rb"|(GCC +)?((no)?unroll|unroll *\(? *\d+ *\)?)|clang +loop +unroll *\( *(enable|disable|full) *\)"
+    rb"|STDC\b.*|omp\b.*|weak\b.*|ident\b.*|comment\b.*|optimize\b.*"
 )
 """Pragmas in which clang replaces no macro after the preprocessor, and which have no warnings of their own."""
-_NAMED_COUNT = re.compile(rb"unroll *\(? *([A-Za-z_]\w*) *\)?|clang +loop +unroll_count *\( *([A-Za-z_]\w*) *\)")
+_NAMED_COUNT = re.compile(
+    rb"(?:GCC +)?unroll *\(? *([A-Za-z_]\w*) *\)?|clang +loop +unroll_count *\( *([A-Za-z_]\w*) *\)"
+)
 NONE = b"none"
 """There is no equivalence digest: the file itself counts, and all flags of the step that reads it."""
 NO_EQUIVALENCE = Digest(blake3(NONE).hexdigest())

@@ -39,7 +39,8 @@ def frame(text: bytes) -> bytes | None:
 
 
 def data(text: bytes) -> bytes | None:
-    """The data that `fatbinary` or clang's bundler wrote; the bundler's end with a zero byte in the object."""
+    """The data that `fatbinary` or clang's bundler wrote; the bundler's end with a zero byte in the object (in that of
+    older clangs, see `exchanged`)."""
     if text.startswith(BUNDLE_TEXT):
         return text + b"\0"
     parts = _parts(text)
@@ -88,9 +89,11 @@ def exchanged(made: bytes, fatbin: bytes) -> bytes | None:
         if place is None:
             return made if fatbin.startswith(BUNDLE_TEXT) and BUNDLE_TEXT not in made else None
         _check(made, sections, place)
-        if _laid_out(made, sections, place, made[place.offset : place.end]) != made:
+        old = made[place.offset : place.end]
+        if _laid_out(made, sections, place, old) != made:
             return None
-        return _laid_out(made, sections, place, fatbin)
+        # clang 21 puts no zero byte behind a bundle.
+        return _laid_out(made, sections, place, fatbin[:-1] if old == BUNDLE_TEXT else fatbin)
     except (struct.error, ValueError, IndexError):
         return None
 

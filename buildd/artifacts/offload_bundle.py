@@ -19,6 +19,7 @@ _ENTRY = struct.Struct("<QQQ")
 _NOTHING = "-input=/dev/null"
 _WORDS = re.compile(r"-type=o|-targets=[\w.,+:-]+|-bundle-align=[1-9]\d{0,6}|" + re.escape(_NOTHING))
 _MOST_KNOWN = 256
+_PACKED = b"CCOB"
 
 Way = tuple[Digest, tuple[Argument, ...], tuple[tuple[str, str], ...]]
 _proven: set[Way] = set()
@@ -54,6 +55,11 @@ def prove(way: Way, parts: Sequence[bytes], made: bytes) -> None:
         _proven.discard(way)
     elif len(_proven) < _MOST_KNOWN:
         _proven.add(way)
+
+
+def is_packed(made: bytes) -> bool:
+    """Whether an object has compressed device code (`--offload-compress`), in which nothing is found."""
+    return _PACKED in made
 
 
 def composed(way: Way, parts: Sequence[bytes]) -> bytes | None:

@@ -65,6 +65,10 @@ class Outputs(ABC, Generic[Build]):
         """Called when all that a job has made is in its place."""
         return None
 
+    def more_words(self, action: Action) -> tuple[str, ...]:
+        """Words for a tool that are in no key, because what they do is undone in `finish`."""
+        return ()
+
     def finish(
         self, action: Action, private: str, read: tuple[str, ...], listing: Listing | None = None
     ) -> Mapping[str, bytes]:

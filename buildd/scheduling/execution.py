@@ -300,6 +300,7 @@ class Execution:
             quiet=self.build.is_steps,
             preload=self._preload(),
         )
+        launch = replace(launch, argv=(*launch.argv, *self.build.outputs.more_words(self.action)))
         return colours.asking(launch, self.build.outputs.colours)
 
     def _preload(self) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from buildd.artifacts import hip_symbol, offload_bundle
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.build_figures import Figures
 from buildd.builds.colours import may_ask
@@ -39,6 +40,7 @@ from codegen.flags import inspect
 from codegen.foreign.compile_plan import DEPENDENCIES
 from codegen.foreign.trial_compile import is_trial
 from codegen.plan import Action
+from codegen.steps.module_ids import UNIT_FLAG
 from protocol import messages as m
 
 PASSED_THROUGH = "passed-through"
@@ -76,13 +78,27 @@ class CommandOutputs(Outputs[ActiveBuild]):
         """The result holds the path of a folder that has another name in the next build."""
         self.rules = b""
         """Make rules of the job that ran."""
+        self._hides_id = True
+        """Whether the object of a HIP compile that ran whole contains an id that clang made of its source's path."""
         self._keep = keep
         self._shrink = shrink
+
+    def more_words(self, action: Action) -> tuple[str, ...]:
+        """The module's id, where hipcc runs whole although its steps are known."""
+        ids = self.delivery.ids
+        return (f"{UNIT_FLAG}{ids.unit}",) if self.build.runs_whole and ids.unit and ids.differ else ()
 
     def finish(
         self, action: Action, private: str, read: tuple[str, ...], listing: Listing | None = None
     ) -> Mapping[str, bytes]:
         """List what the tool read as one more output."""
+        if self.more_words(action):
+            made = Path(output_path(private, action, action.outputs[0].name))
+            content = made.read_bytes()
+            shown = hip_symbol.shown(content, self.delivery.ids)
+            self._hides_id = shown is None or offload_bundle.is_packed(content)
+            if shown is not None and shown != content:
+                made.write_bytes(shown)
         place = Path(output_path(private, action, DEPENDENCIES))
         place.write_bytes(self._listed(read, listing))
         return {}
@@ -124,7 +140,7 @@ class CommandOutputs(Outputs[ActiveBuild]):
             bound |= environment_roots.read_in(roots, temporary_roots.read_lists(listed, self.roots)[0])
         made = Path(output_path(private, action, action.outputs[0].name)).read_bytes()
         in_steps = bool(action.steps) and not self.build.runs_whole
-        if compile.family is Family.HIPCC and not in_steps and checkout_roots.holds_id(made):
+        if compile.family is Family.HIPCC and not in_steps and self._hides_id and checkout_roots.holds_id(made):
             self.holds_id = True
             return {name for name, _ in self.roots}
         return bound | held | checkout_roots.names_in(made, roots)

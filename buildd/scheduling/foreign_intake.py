@@ -221,8 +221,8 @@ class ForeignIntake:
         if source is not None and Traits.PROCESS in source.traits:
             raise PassThrough(Reason.NO_FILE, f"{compile.source} names one below /dev or /proc")
         build.adopt(plan, [action.resources])
-        if isinstance(steps, Steps) and compile.family is Family.NVCC and roots:
-            outputs.delivery = replace(delivery, ids=ids_of(steps.identity, action, *surroundings(build, action)))
+        if isinstance(steps, Steps) and (roots or steps.silent):
+            outputs.delivery = replace(delivery, ids=ids_of(steps, action, *surroundings(build, action)))
         if self._store.unkept is not None:
             build.counts.unkept = in_one_line(self._store.unkept)
         return build

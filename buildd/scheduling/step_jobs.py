@@ -6,10 +6,12 @@ Knows when steps run once more, in another way. `codegen.steps.nvcc_steps` and `
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +85,8 @@ class StepwiseJob(Execution, ABC):
             self._tell_started()
             self._began_ns = self.build.files.now_ns()
             ending = await self._steps(runner)
-            if self._inner is not None and self._inner.results.lacking:
-                ending = await self._steps(runner, remade=True)
-            if self._inner is not None and self._inner.results.outdated:
-                ending = await self._steps(runner, remade=True, exact=True)
-            if self._inner is not None and not await self._joined(ending):
-                ending = await self._steps(runner, remade=True, exact=True, framed=False)
+            if self._inner is not None and not self._inner.broke_silence:
+                ending = await self._completed(ending, self._inner, runner)
         except (OSError, StoreError) as error:
             self.failure = storage_failure(error, self._private)
             return Ending.FAILED
@@ -114,6 +112,16 @@ class StepwiseJob(Execution, ABC):
         self._released()
         kept: Ending = await self._in_pool(self.keep)
         return kept
+
+    async def _completed(self, ending: Ending, inner: StepRequest, runner: Executor) -> Ending:
+        """How the steps ended, once those that left something out have run again."""
+        if inner.results.lacking:
+            ending = await self._steps(runner, remade=True)
+        if self._inner is not None and self._inner.results.outdated:
+            ending = await self._steps(runner, remade=True, exact=True)
+        if self._inner is not None and not await self._joined(ending):
+            ending = await self._steps(runner, remade=True, exact=True, framed=False)
+        return ending
 
     async def _settle(self) -> None:
         # Without this, a header that was not known yet and was written just now makes the preprocessor run once more.
@@ -189,7 +197,7 @@ class StepwiseJob(Execution, ABC):
         inner = StepRequest(build, name, steps, self._private, remade=remade, exact=exact)
         project, roots, content = surroundings(build, self.action)
         plan = expand(steps, self.action, project, roots, content)
-        inner.outputs.ids = ids_of(steps.identity, self.action, project, roots, content)
+        inner.outputs.ids = ids_of(steps, self.action, project, roots, content)
         inner.adopt(plan if framed else unframed(plan))
         return inner
 
@@ -230,5 +238,15 @@ class SpreadJob(StepwiseJob):
             self._cancel(self._inner.build.request.request_id)
 
     async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
+        if inner.silent:
+            loop = asyncio.get_running_loop()
+            inner.report.told = partial(loop.call_soon_threadsafe, self._stop_in_vain, inner)
         outcome = await self._submit(inner)
-        return {m.Outcome.BUILT: Ending.SUCCESS, m.Outcome.CANCELLED: Ending.KILLED}.get(outcome, Ending.FAILED)
+        if outcome is m.Outcome.CANCELLED and (self._kill is not None or not inner.broke_silence):
+            return Ending.KILLED
+        return Ending.SUCCESS if outcome is m.Outcome.BUILT else Ending.FAILED
+
+    def _stop_in_vain(self, inner: StepRequest) -> None:
+        """Cancel the steps if the compiler will run whole."""
+        if inner.broke_silence:
+            self._cancel(inner.build.request.request_id)

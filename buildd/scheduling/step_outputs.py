@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from buildd.artifacts import entered_files, equivalence, fatbin, moved_text, offload_bundle
+from buildd.artifacts import entered_files, equivalence, fatbin, hip_symbol, moved_text, offload_bundle
 from buildd.artifacts.line_free_text import read_part
 from buildd.builds.active_build import ActiveBuild
 from buildd.builds.command import output_path
@@ -56,6 +56,8 @@ class StepOutputs(Outputs[ActiveBuild]):
         """Files that are not here: only their digests are known."""
         self.ids = NO_IDS
         """The ids of the module. The steps run with the shared one."""
+        self._hides_id = False
+        """Whether an object of HIP has a symbol that is named after its module, and the name was not found."""
         self._in_device_code: bool | None = None
         """Whether the shared id stands in PTX, and so in what is packed in the object."""
         self._outer = outer
@@ -180,7 +182,7 @@ class StepOutputs(Outputs[ActiveBuild]):
     @property
     def differs(self) -> bool:
         """Whether clang may make something else of a text than of the source, also of one that was found."""
-        return any(product.digest == equivalence.DIFFERING for product in self.build.products.values())
+        return any(product.digest == equivalence.DIFFERING for product in list(self.build.products.values()))
 
     def _is_macro(self, action: Action, read: tuple[str, ...], name: bytes) -> bool:
         """Whether a name may have been a macro in the files that a preprocessor read, or among its words."""
@@ -242,7 +244,11 @@ class StepOutputs(Outputs[ActiveBuild]):
             # The path in other words is not mapped.
             text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
             self._named |= checkout_roots.names_in(text, roots)
-        if self._has_id_inside() or (not makers and naming and checkout_roots.holds_id(made.read_bytes())):
+        if (
+            self._has_id_inside()
+            or self._hides_id
+            or (naming and not makers and offload_bundle.is_packed(made.read_bytes()))
+        ):
             self._named |= naming
             self._outer.outputs.holds_id = bool(naming)
         if checkouts and makers:
@@ -293,11 +299,21 @@ class StepOutputs(Outputs[ActiveBuild]):
                 return False
             if not self._exchange(host, Path(self.where(host.outputs[0].path)).read_bytes(), text):
                 return False
+        made = maker(self.build.plan).outputs[0].path
         if self._has_id_inside():
             # Only this checkout can use it. Any other object gets its own id when it is delivered.
-            made = maker(self.build.plan).outputs[0].path
             self._replace(made, self.ids.named(Path(self.where(made)).read_bytes()))
+        elif self.ids.unit and self.ids.differ:
+            self._show_id(made)
         return True
+
+    def _show_id(self, made: str) -> None:
+        """Name the symbol of an object of HIP after the module's shared id itself: clang takes a digest of it."""
+        content = Path(self.where(made)).read_bytes()
+        shown = hip_symbol.shown(content, self.ids)
+        self._hides_id = shown is None
+        if shown is not None and shown != content:
+            self._replace(made, shown)
 
     def put_fatbin(self, action: Action, result: Result) -> bool:
         """Put today's fatbin into an object that was found; False where that cannot be done."""

@@ -6,7 +6,7 @@ Knows no files; `step_outputs` passes the steps' files on.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from buildd.artifacts.line_free_text import names_lines
 from buildd.builds.active_build import ActiveBuild
@@ -44,6 +44,8 @@ class StepReport(Report[ActiveBuild]):
         self.done: list[tuple[str, int, Exit | None, str]] = []
         """Name of each step that is done, when it began, how it ended where it ran, and the node that it ran on."""
         self.failures: dict[int, Failure] = {}
+        self.told: Callable[[], object] = lambda: None
+        """Called when a step has ended or was found."""
         self._exits: list[Exit] = []
         """Exits of the steps that ran."""
 
@@ -53,16 +55,19 @@ class StepReport(Report[ActiveBuild]):
         self.said[index] = (stdout, stderr)
         self.done.append((action.name, time.time_ns(), None, ""))
         self.reads[index] = self.build.inputs.lookup.used_by(action)
+        self.told()
 
     def handed_over(self, index: int, ran: Ran) -> None:
         self._ended(index, ran.exit)
         self.reads[index] = ran.read
         self.done.append((self.build.plan.actions[index].name, ran.began_ns, ran.exit, ran.node))
+        self.told()
 
     def tell_failed(self, job: m.JobId, index: int, failure: Failure) -> None:
         self.failures[index] = failure
         if failure.exit is not None:
             self._ended(index, failure.exit)
+        self.told()
 
     def _ended(self, index: int, exit: Exit) -> None:
         self.said[index] = (exit.stdout, exit.stderr)

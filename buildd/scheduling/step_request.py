@@ -60,6 +60,6 @@ class StepRequest:
 
     @property
     def broke_silence(self) -> bool:
-        """Whether a step said, or made, something that the compiler itself says in other words."""
-        failed = bool(self.report.failures) or any(any(said) for said in self.report.said.values())
+        """Whether a step said, or made, something that the compiler itself says in other words. From any thread."""
+        failed = bool(self.report.failures) or any(any(said) for said in list(self.report.said.values()))
         return self.silent and (failed or self.outputs.differs)

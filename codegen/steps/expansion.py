@@ -15,7 +15,7 @@ from codegen.compilers.checkout_roots import moving
 from codegen.compilers.temporary_roots import Roots, named, referring
 from codegen.plan import BARE, Action, Argument, GeneratedFile, Place, Plan, Ref, Resources, Steps
 from codegen.steps import line_info
-from codegen.steps.module_ids import NAMED, ends_of, hashed, ids_of, module_id
+from codegen.steps.module_ids import NAMED, ends_of, ids_of, module_id
 from codegen.steps.step_kinds import (
     BUNDLE_EQUIVALENT,
     BUNDLE_FRAME,
@@ -50,7 +50,6 @@ _SHARES = {
 }
 """Each step's share of the whole compile's time and memory, until the step has a history."""
 _LEAST_BYTES = 64 << 20
-_UNIT = "-cuid="
 _MODULE = ".module_id"
 
 
@@ -69,13 +68,12 @@ def expand(steps: Steps, action: Action, project: str = "", roots: Roots = (), c
     folder = f"{ends_of(action, '')[1]}.steps"
     extension = os.path.splitext(source)[1]
     nvcc = any(step.kind == StepKind.CICC.value for step in steps.actions)
-    ids = ids_of(steps.identity, action, project, roots, content)
+    ids = ids_of(steps, action, project, roots, content)
     # gcc uses the seed for names that no other object sees.
     identities = (steps.identity, content) if content else (steps.identity,)
     seed = module_id(identities, *(named(path, roots) for path in ends_of(action, project)))
-    units = [word.removeprefix(_UNIT) for word in action.argv if isinstance(word, str) and word.startswith(_UNIT)]
     values = {SOURCE + extension: source, FOLDER: folder, STEM: stem, OBJECT: os.path.basename(made.path)}
-    values |= {MAIN: os.path.basename(source), UNIT: units[-1] if units else hashed(ids.own.decode())}
+    values |= {MAIN: os.path.basename(source), UNIT: ids.unit}
     pattern = re.compile("|".join(re.escape(value) for value in values))
 
     def put(text: str) -> str:

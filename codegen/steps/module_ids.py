@@ -1,9 +1,12 @@
-"""The ids of a module of nvcc's: the one with which its steps run, and the one of its object in this checkout.
+"""The ids of a module: the one with which its steps run, and the one of its object in this checkout.
 
 nvcc makes symbols of the id. It must be unique in a program, and objects of two checkouts may be linked into one. So
 the steps run with an id that all checkouts share, and the object gets its checkout's own id when it is delivered: both
 ids have the same length, and no other byte of PTX, device code or object depends on them. Device code inside of an
-object is compressed, so it gets the own id before it is put there. Pure; knows no file.
+object is compressed, so it gets the own id before it is put there.
+
+clang has an id of HIP's modules (`-cuid`), too, and since 17 a symbol in each object that is named after its digest.
+Other objects see that symbol alone, so it is the only one that gets the own id. Pure; knows no file.
 """
 
 from __future__ import annotations
@@ -12,15 +15,21 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from blake3 import blake3
 
 from codegen.compilers.checkout_roots import is_apart, nameless, naming
 from codegen.compilers.temporary_roots import Roots, named
-from codegen.plan import Action
+from codegen.plan import Action, Argument, Steps
 
 NAMED = ".named"
 """Suffix of a step file's path: the same file with the module's own id."""
+UNIT_FLAG = "-cuid="
+HIP_SYMBOL = "__hip_cuid_"
+"""How the symbol's name begins; up to sixteen hexadecimal digits follow."""
+HIP_DIGITS = 12
+"""Number of the digits that are the module's id. clang leaves out zeros at the beginning."""
 _DEVICE_CODE = re.compile(r"\.(cubin|ptx|fatbin|ltoir|optixir)\Z")
 
 
@@ -30,6 +39,8 @@ class ModuleIds:
 
     shared: bytes = b""
     own: bytes = b""
+    unit: str = ""
+    """HIP: the value of -cuid. The other two are then how the object's symbol begins."""
 
     @property
     def differ(self) -> bool:
@@ -56,27 +67,38 @@ def ends_of(action: Action, project: str) -> tuple[str, str]:
     return os.path.join(project, action.inputs[0]), os.path.join(project, _DEVICE_CODE.sub(".o", made.path))
 
 
-def ids_of(identity: str, action: Action, project: str, roots: Roots, content: str) -> ModuleIds:
+def ids_of(steps: Steps, action: Action, project: str, roots: Roots, content: str) -> ModuleIds:
     """Return the ids of an action's module.
 
     Args:
-        identity: of the steps, see `Steps`.
-        action: an action with steps.
+        action: an action with these steps.
         project: base folder of relative paths, if the result may contain its path; empty if the folder is a root.
         roots: folders that may be others in the next build, see `temporary_roots` and `checkout_roots`.
         content: digest of the source if there are temporary folders: others may have a source of the same name.
     """
+    given = [word.removeprefix(UNIT_FLAG) for word in action.argv if _is_unit(word)]
+    if given:
+        return ModuleIds(unit=given[-1])
     source, made = ends_of(action, project)
-    identities = (identity, content) if content else (identity,)
+    identities = (steps.identity, content) if content else (steps.identity,)
     # nvcc names modules after their sources alone. A source outside of all checkouts, as in an installed package, is
     # one for all of them.
     places = [root for root in roots if not is_apart(root[0])]
-    own = module_id(identities, named(source, nameless(action, roots)), named(made, tuple(places))).encode()
+    own = module_id(identities, named(source, nameless(action, roots)), named(made, tuple(places)))
+    if steps.silent:
+        # The object's path is not in the first-level key of HIP's.
+        unit = hashed(module_id((steps.identity,), named(source, roots), ""))
+        shared, own = (f"{HIP_SYMBOL}{digits[:HIP_DIGITS]}" for digits in (unit, hashed(own)))
+        return ModuleIds(shared.encode(), own.encode(), unit)
     if not naming(action, source, roots):
-        return ModuleIds(own, own)
+        return ModuleIds(own.encode(), own.encode())
     # A stored object is searched for this id: it depends on nothing but what the object's first-level key holds, which
     # may leave comments of the source out. If it is made otherwise, raise FORMAT of `buildd.keys.action_key`.
-    return ModuleIds(module_id((identity,), named(source, roots), named(made, roots)).encode(), own)
+    return ModuleIds(module_id((steps.identity,), named(source, roots), named(made, roots)).encode(), own.encode())
+
+
+def _is_unit(word: Argument) -> TypeGuard[str]:
+    return isinstance(word, str) and word.startswith(UNIT_FLAG)
 
 
 def module_id(identities: Sequence[str], source: str, made: str) -> str:

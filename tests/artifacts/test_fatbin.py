@@ -76,6 +76,21 @@ def test_an_object_with_another_fatbin_is_as_the_compiler_would_have_made_it(tmp
 
 
 @needs_compiler
+@pytest.mark.parametrize("end", [b"", b"\0"])
+def test_a_bundle_ends_with_a_zero_byte_where_clang_has_put_one(tmp_path: Path, end: bytes) -> None:
+    """clang 15 does, clang 21 does not."""
+
+    def with_bundle(bundle: bytes) -> bytes:
+        lines = ", ".join(map(str, bundle + end))
+        section = f'.section .hip_fatbin,\\"a\\",@progbits\\n.p2align 12\\n.byte {lines}\\n.text'
+        return compiled(tmp_path, f'asm("{section}");\n')
+
+    frame, bundle = BUNDLE_TEXT, BUNDLE_TEXT + random.Random(4).randbytes(5000)
+    data = fatbin.data(bundle)
+    assert data is not None and fatbin.exchanged(with_bundle(frame), data) == with_bundle(bundle)
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "extra", ['"inside:\\n"\n".quad 1\\n"\n', '".quad fatbinData\\n"\n', '".size fatbinData, 8\\n"\n']
 )

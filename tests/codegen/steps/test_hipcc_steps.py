@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from buildd.artifacts import offload_bundle
+from buildd.artifacts.hip_symbol import renamed
 from buildd.processes.launch import Launch
 from buildd.scheduling.execution import Execution
 from buildd.state.events import Ending
@@ -24,8 +25,9 @@ from codegen.errors import RequestError
 from codegen.foreign import called_tool, compile_plan
 from codegen.foreign.command_line import parse
 from codegen.generate import make_plan
-from codegen.plan import Knowledge, Place, Ref, Steps
+from codegen.plan import Action, Knowledge, Output, Place, Ref, Steps
 from codegen.steps.hipcc_steps import decompose
+from codegen.steps.module_ids import HIP_SYMBOL, ids_of
 from codegen.steps.step_kinds import OBJECT, UNIT, NotUnderstood
 from protocol import messages as m
 from tests.support.carry_out import answered, plan_for, request_for
@@ -145,6 +147,20 @@ def test_more_edits(tmp_path: Path) -> None:
     workspace.write("src/k.hip", "\n" + lambdas)
     with pytest.raises(AssertionError, match="it ran whole"):
         ran(build(workspace))
+    assert_same(workspace)
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize("cpus", [1, 4])
+def test_no_step_begins_once_it_is_known_that_hipcc_runs_whole(tmp_path: Path, cpus: int) -> None:
+    """The preprocessed text tells it here; else the first build would cost twice as much."""
+    workspace = project(tmp_path, cpus)
+    workspace.write("src/k.hip", "#pragma pack(1)\n" + KERNEL)
+    assert not build(workspace).of(m.Finished)[-1].steps
+    with closing(sqlite3.connect(workspace.store / "index.db")) as index:
+        stored = {name for (name,) in index.execute("SELECT action FROM results")}
+    assert any("preprocess" in name for name in stored)
+    assert not any("compile" in name or "link" in name for name in stored), stored
     assert_same(workspace)
 
 
@@ -359,6 +375,75 @@ def test_another_folder_finds_what_does_not_show_the_first(tmp_path: Path, names
                 assert objects[-1] == (place / "k.o").read_bytes()
             else:
                 assert objects[0] == objects[1]
+        assert user.end() == []
+
+
+OF_ITS_OWN = """\
+#include <hip/hip_runtime.h>
+#include "always.h"
+static __device__ int seen;
+namespace { __global__ void k(int *p) { *p = FACTOR + seen; } }
+static int set() {
+    int *p = nullptr, one = 1;
+    k<<<1, 1>>>(p);
+    return hipMemcpyToSymbol(HIP_SYMBOL(seen), &one, sizeof one);
+}
+static int was_set = set();
+"""
+"""Nothing of it is seen by other objects: two of it make a program."""
+DEVICE_LIBRARIES = next(Path("/usr/lib").glob("*/amdgcn/bitcode"), Path("/nowhere"))
+EMPTY = Steps(name="", identity="", actions=(), silent=True)
+CLANGS = [name for name in (f"clang++-{version}" for version in range(15, 40)) if shutil.which(name)]
+
+
+def compile_of(source: Path, made: Path) -> Action:
+    outputs = (Output(name="object", path=str(made)),)
+    return Action(name="", kind="hipcc", tool="", argv=(), inputs=(str(source),), outputs=outputs)
+
+
+@pytest.mark.hip
+@pytest.mark.parametrize(
+    ("compiler", "warns"),
+    [
+        *((compiler, warns) for compiler in CLANGS[-1:] for warns in (False, True)),
+        pytest.param("hipcc", False, marks=pytest.mark.slow),
+        pytest.param("hipcc", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_modules_id_is_its_checkouts_own_and_binds_no_object(tmp_path: Path, compiler: str, warns: bool) -> None:
+    """Objects of newer clangs have a symbol of it. Two objects with one such symbol would be no program.
+
+    Where clang warns, it runs whole.
+    """
+    objects = []
+    with short_folder() as folder, kept_up(user := User(folder, {"HIP_PLATFORM": "amd"})):
+        for name in ("one", "some/where/two"):
+            other = ForeignProject(user, tmp_path / name)
+            other.write("include/always.h", "#define FACTOR 3\n")
+            other.write("k.hip", OF_ITS_OWN + ("static int over() { return 1 / 0; }\n" if warns else ""))
+            flags = ["--offload-arch=gfx90a", "-O2", f"-I{other.folder}/include"]
+            if compiler != "hipcc":  # what Debian's hipcc passes to its own clang
+                flags += ["-x", "hip", "--rocm-path=/usr", f"--rocm-device-lib-path={DEVICE_LIBRARIES}"]
+                flags.append("-mcode-object-version=4")
+            made = other.folder / "k.o"
+            command = [compiler, *flags, "-c", str(other.folder / "k.hip"), "-o", str(made)]
+            for _ in range(2):
+                done = other.call(*command)
+                assert (done.returncode, b"-Wdivision-by-zero" in done.stderr) == (0, warns), done.stderr
+                objects.append(made.read_bytes())
+                made.unlink()
+            ids = ids_of(EMPTY, compile_of(other.folder / "k.hip", made), "", (("checkout", str(other.folder)),), "")
+            other.plainly(*command, f"-cuid={ids.unit}")
+            plain = made.read_bytes()
+            assert objects[-1] == (renamed(plain, ids.own) if HIP_SYMBOL.encode() in plain else plain), name
+            made.write_bytes(objects[-1])
+        counters = other.status().counters
+        assert (counters["hits"], counters["misses"]) == (3, 1)
+        assert objects[0] == objects[1] and objects[2] == objects[3]
+        has_symbol = HIP_SYMBOL.encode() in objects[0]
+        assert (objects[0] != objects[2]) is has_symbol
+        both = [str(tmp_path / name / "k.o") for name in ("one", "some/where/two")]
+        subprocess.run(["ld", "-r", *both, "-o", str(tmp_path / "both.o")], check=True)
         assert user.end() == []
 
 
