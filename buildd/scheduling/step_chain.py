@@ -99,7 +99,7 @@ class ChainedJob(StepwiseJob):
         The results of the step before are stored first only where the next step needs them.
         """
         self._before, self._step, self._hits = self._step, None, 0
-        while (self._before is not None or self._waiting) and not inner.broke_silence:
+        while (self._before is not None or self._waiting) and not inner.is_in_vain:
             index = self._next(inner)
             if index is None:
                 assert self._before is not None, "steps depend on those before them"

@@ -85,7 +85,7 @@ class StepwiseJob(Execution, ABC):
             self._tell_started()
             self._began_ns = self.build.files.now_ns()
             ending = await self._steps(runner)
-            if self._inner is not None and not self._inner.broke_silence:
+            if self._inner is not None and not self._inner.is_in_vain:
                 ending = await self._completed(ending, self._inner, runner)
         except (OSError, StoreError) as error:
             self.failure = storage_failure(error, self._private)
@@ -242,11 +242,11 @@ class SpreadJob(StepwiseJob):
             loop = asyncio.get_running_loop()
             inner.report.told = partial(loop.call_soon_threadsafe, self._stop_in_vain, inner)
         outcome = await self._submit(inner)
-        if outcome is m.Outcome.CANCELLED and (self._kill is not None or not inner.broke_silence):
+        if outcome is m.Outcome.CANCELLED and (self._kill is not None or not inner.is_in_vain):
             return Ending.KILLED
         return Ending.SUCCESS if outcome is m.Outcome.BUILT else Ending.FAILED
 
     def _stop_in_vain(self, inner: StepRequest) -> None:
         """Cancel the steps if the compiler will run whole."""
-        if inner.broke_silence:
+        if inner.is_in_vain:
             self._cancel(inner.build.request.request_id)

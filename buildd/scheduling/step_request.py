@@ -59,7 +59,13 @@ class StepRequest:
         self.outputs.prepare()
 
     @property
-    def broke_silence(self) -> bool:
+    def is_in_vain(self) -> bool:
         """Whether a step said, or made, something that the compiler itself says in other words. From any thread."""
-        failed = bool(self.report.failures) or any(any(said) for said in list(self.report.said.values()))
-        return self.silent and (failed or self.outputs.differs)
+        if not self.silent:
+            return False
+        return self.outputs.differs or any(any(said) for said in list(self.report.said.values()))
+
+    @property
+    def broke_silence(self) -> bool:
+        """Whether the compiler has to run whole, now that the steps have ended."""
+        return self.is_in_vain or (self.silent and bool(self.report.failures))

@@ -245,7 +245,8 @@ def plan(
             raise PassThrough(Reason.DEPENDENCIES_ONLY)
         # gcc knows one list alone: the caller's is made of the daemon's, which names every header.
         lists = ("-M", Ref(place=Place.DEPFILE, prefix="-MF"))
-    elif described.clang and not nvcc:
+    elif described.clang and not nvcc and (compile.depfile or HIP_DEVICE_ALONE.isdisjoint(compile.flags)):
+        # clang 21 writes no rules for device code alone, and warns of -MF.
         discovery = Discovery.CLANG_RULES
         lists = ("-MD", Ref(place=Place.DEPFILE, prefix="-MF", suffix=RULES))
     made = (Output(name=name, path=compile.output, executable=linked),) if compile.output else ()
