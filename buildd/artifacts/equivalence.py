@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from buildd.artifacts import fatbin
 from buildd.artifacts.line_free_text import BARE_TEXT, Reads, fingerprint, read_part
-from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLE_TEXT, StepKind
+from codegen.steps.step_kinds import BUNDLE_EQUIVALENT, BUNDLES, StepKind
 from protocol.messages import Digest
 
 _ARCHITECTURE = b"__CUDA_ARCH"
@@ -65,7 +65,7 @@ def of_text(
             # The text is long and full of line markers. But equal inputs always make the same text.
             return b"made " + made_of.encode()
         case StepKind.BUNDLE:
-            return BUNDLE_EQUIVALENT if text.startswith(BUNDLE_TEXT) else _exactly(text)
+            return BUNDLE_EQUIVALENT if text.startswith(BUNDLES) else _exactly(text)
         case StepKind.PREPROCESS if differs:
             return DIFFERS
         case _:

@@ -13,7 +13,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-from codegen.steps.step_kinds import BUNDLE_TEXT
+from codegen.steps.step_kinds import BUNDLE_TEXT, BUNDLES
 
 _BEFORE = b'".section .nv_fatbin, \\"a\\"\\n"\n".align 8\\n"\n"fatbinData:\\n"\n'
 _AFTER = b'".text\\n");\n'
@@ -41,7 +41,7 @@ def frame(text: bytes) -> bytes | None:
 def data(text: bytes) -> bytes | None:
     """The data that `fatbinary` or clang's bundler wrote; the bundler's end with a zero byte in the object (in that of
     older clangs, see `exchanged`)."""
-    if text.startswith(BUNDLE_TEXT):
+    if text.startswith(BUNDLES):
         return text + b"\0"
     parts = _parts(text)
     if parts is None or sys.byteorder != "little":
@@ -87,7 +87,7 @@ def exchanged(made: bytes, fatbin: bytes) -> bytes | None:
     try:
         sections, place = _sections(made)
         if place is None:
-            return made if fatbin.startswith(BUNDLE_TEXT) and BUNDLE_TEXT not in made else None
+            return made if fatbin.startswith(BUNDLES) and BUNDLE_TEXT not in made else None
         _check(made, sections, place)
         old = made[place.offset : place.end]
         if _laid_out(made, sections, place, old) != made:

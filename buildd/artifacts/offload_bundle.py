@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from codegen.plan import Action, Argument, Place, Ref
-from codegen.steps.step_kinds import BUNDLE_TEXT, StepKind
+from codegen.steps.step_kinds import BUNDLE_TEXT, PACKED_BUNDLE_TEXT, StepKind
 from protocol.messages import Digest
 
 _COUNT = struct.Struct("<Q")
@@ -19,7 +19,6 @@ _ENTRY = struct.Struct("<QQQ")
 _NOTHING = "-input=/dev/null"
 _WORDS = re.compile(r"-type=o|-targets=[\w.,+:-]+|-bundle-align=[1-9]\d{0,6}|" + re.escape(_NOTHING))
 _MOST_KNOWN = 256
-_PACKED = b"CCOB"
 
 Way = tuple[Digest, tuple[Argument, ...], tuple[tuple[str, str], ...]]
 _proven: set[Way] = set()
@@ -59,7 +58,7 @@ def prove(way: Way, parts: Sequence[bytes], made: bytes) -> None:
 
 def is_packed(made: bytes) -> bool:
     """Whether an object has compressed device code (`--offload-compress`), in which nothing is found."""
-    return _PACKED in made
+    return PACKED_BUNDLE_TEXT in made
 
 
 def composed(way: Way, parts: Sequence[bytes]) -> bytes | None:

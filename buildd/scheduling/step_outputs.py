@@ -244,11 +244,7 @@ class StepOutputs(Outputs[ActiveBuild]):
             # The path in other words is not mapped.
             text = Path(self.where(next(o.path for o in action.outputs if o.name == Role.MADE.value))).read_bytes()
             self._named |= checkout_roots.names_in(text, roots)
-        if (
-            self._has_id_inside()
-            or self._hides_id
-            or (naming and not makers and offload_bundle.is_packed(made.read_bytes()))
-        ):
+        if self._has_id_inside() or self._hides_id:
             self._named |= naming
             self._outer.outputs.holds_id = bool(naming)
         if checkouts and makers:

@@ -77,7 +77,7 @@ _HOLDS = re.compile(r"-frecord-.*|-grecord-.*|-fplugin.*|-Wmissing-include-dirs|
 """Flags that put an unknown part of the command line into the object, one that warns of folders which no file is found
 in, and one with which a path's length decides where messages break."""
 _HIDES_IN_HIP = re.compile(
-    r"--genco|--(cuda|offload)-device-only|-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-compress.*|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
+    r"--genco|--(cuda|offload)-device-only|-f(no-)?gpu-rdc|-fuse-cuid=.*|-{1,2}(no-)?offload-new-driver|-g.*|-f(profile|coverage|sanitize|offload-lto|lto).*"
 )
 PACKED = re.compile(r"(.*[=,])?-flto.*|-{1,2}lto|-dlto|--dlink-time-opt|(.*[=,\[])?lto_\d.*|-{1,2}optix-ir")
 """Flags that make the object's content unreadable: nvcc encrypts what it writes for a link or for OptiX. gcc's LTO

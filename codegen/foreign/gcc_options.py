@@ -43,7 +43,7 @@ _IN_SYSROOT = re.compile(r"(-I|-L|-isystem|-iquote|-idirafter|-isystem-after)?="
 """A folder that gcc searches below --sysroot."""
 _HIP_PLAIN = re.compile(
     r"--(offload-arch|amdgpu-target)=[\w:+,-]+|-(no-)?hip-.*|-nogpu(inc|lib)|--(no-)?offload-compress"
-    r"|--offload-compression-level=\d+|-parallel-jobs=\d+|--gpu-max-threads-per-block=\d+"
+    r"|--(no-)?offload-new-driver|--offload-compression-level=\d+|-parallel-jobs=\d+|--gpu-max-threads-per-block=\d+"
 )
 _OFFLOADS = {Family.HIPCC: _HIP_PLAIN, Family.GCC: clang_cuda.PLAIN, Family.NVCC: re.compile(r"(?!)")}
 _LLVM_NAME = re.compile(

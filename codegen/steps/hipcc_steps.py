@@ -48,7 +48,7 @@ _REFUSED = re.compile(
 _ROOT = re.compile(PLACEHOLDER)
 _EXPECTED = re.compile(r' ".*"|.*clang version .*|(Target|Thread model|InstalledDir|Configuration file): .*|')
 """Lines of -### that do not describe a command."""
-_BUNDLE = re.compile(r"-(type|targets|input|output)=.*|-bundle-align=\d+", re.DOTALL)
+_BUNDLE = re.compile(r"-(type|targets|input|output)=.*|-bundle-align=\d+|-compress|-compression-level=\d+", re.DOTALL)
 _HOST = "host"
 _LAST = 3
 """Number of words at the end of a compile's command line: `-x hip` and the source."""
@@ -101,7 +101,7 @@ class _Writer:
             linked.append(_value(link, "-o"))
         _program(bundle, "clang-offload-bundler")
         other = next((word for word in bundle[1:] if not _BUNDLE.fullmatch(word)), "")
-        if other:  # such as -compress: a compressed bundle has another form
+        if other:
             raise NotUnderstood(f"clang-offload-bundler {other}")
         taken = [word.removeprefix("-input=") for word in bundle if word.startswith("-input=")]
         made = [word.removeprefix("-output=") for word in bundle if word.startswith("-output=")]

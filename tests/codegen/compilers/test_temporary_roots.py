@@ -70,7 +70,7 @@ def test_scikit_builds_folder_is_known_by_what_is_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "flag",
-    ["-fgpu-rdc", "-fuse-cuid=hash", "--offload-compress", "-g", "-ggdb", "-fsanitize=address", "-flto=thin"],
+    ["-fgpu-rdc", "-fuse-cuid=hash", "--offload-new-driver", "-g", "-ggdb", "-fsanitize=address", "-flto=thin"],
 )
 def test_hipcc_has_no_roots_where_its_object_hides_a_path(flag: str) -> None:
     folder = "/tmp/pip-wheel-12345678/p"
