@@ -14,7 +14,7 @@ from buildd.cluster.ray_engine import RayEngine
 from codegen.generate import make_plan
 from protocol import messages as m
 from tests.support import hipcc_project, objects
-from tests.support.clusters import environ, fake_settings
+from tests.support.clusters import KEPT, environ, fake_settings
 from tests.support.nvcc_project import plain
 from tests.support.scheduler_harness import Harness, Workspace
 from tests.support.travelling_builds import (
@@ -36,10 +36,9 @@ from tests.support.travelling_builds import (
 def kept() -> Iterator[Path]:
     """The folder in which nodes on this machine keep files; empty at first."""
     needs_namespaces()
-    folder = Path(f"/tmp/buildd-inputs-{os.getuid()}")
-    shutil.rmtree(folder, ignore_errors=True)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(KEPT, ignore_errors=True)
+    yield KEPT
+    shutil.rmtree(KEPT, ignore_errors=True)
 
 
 @pytest.fixture

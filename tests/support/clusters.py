@@ -19,6 +19,9 @@ from protocol import messages as m
 from tests.support.paths import FAKES, ROOT
 from tests.support.scheduler_harness import fake_plan
 
+KEPT = Path(f"/tmp/buildd-inputs-{os.getuid()}-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}")
+"""Where the fake's nodes keep files: tests at the same time have each their own."""
+
 
 def fake_cluster(folder: Path, *, fault: str = "", **nodes: int) -> RayEngine:
     """An engine whose bridge runs jobs itself. `fault`: see the fake."""
@@ -40,6 +43,7 @@ def fake_settings(
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES}/fake-ray-bridge" "$@"\n')
     python.chmod(0o700)
     plan = {"nodes": nodes or {"beta": 2, "gamma": 2}, "fault": fault, "hidden": str(hidden or ""), "gpus": gpus or {}}
+    plan["kept"] = str(KEPT)
     plan |= {} if steps is None else {"steps": steps}
     return RaySettings(json.dumps(plan), str(python))
 
