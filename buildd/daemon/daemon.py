@@ -132,7 +132,7 @@ class Daemon:
             rss_bytes=own_memory_bytes(),
             requests=0,
             running=tuple(running_jobs(scheduler.executions, now_s)),
-            queued=scheduler.state.queued,
+            queued=scheduler.state.table.queued,
             waiting_for=scheduler.state.waiting_for,
             stores=scheduler.stores.folders,
             counters=dict(scheduler.counters) | (self._redis.figures() if self._redis is not None else {}),

@@ -283,6 +283,7 @@ class Scheduler:
             submit=self._submit_steps,
             cancel=lambda inner: self._feed(Cancelled(inner)),
             looked=self._count_steps,
+            may_widen=self.state.may_widen,
         )
         execution = make(
             start.job,
@@ -306,12 +307,12 @@ class Scheduler:
         self.counters["step_hits"] += hits
         self.counters["step_misses"] += misses
 
-    async def _submit_steps(self, inner: StepRequest, job: m.JobId) -> m.Outcome:
+    async def _submit_steps(self, inner: StepRequest, job: m.JobId, done: frozenset[int]) -> m.Outcome:
         build, request_id = inner.build, inner.build.request.request_id
         ended: asyncio.Future[m.Outcome] = self._loop.create_future()
         self._steps[request_id] = ended
         self.builds[request_id] = build
-        self._feed(Submitted(request_id, build.graph(), build.request.priority, owner=job))
+        self._feed(Submitted(request_id, build.graph(), build.request.priority, owner=job, done=done))
         return await ended
 
     async def _run(self, execution: Execution) -> None:

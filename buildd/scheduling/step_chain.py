@@ -1,7 +1,8 @@
 """A job that runs its steps one after another in its own place, as its tool would.
 
 Every step is looked up and stored as the steps of a spread job are. But the steps form no request of their own: if each
-CPU has a job already, such a request costs more than it gains. Knows `execution`, decides nothing.
+CPU has a job already, such a request costs more than it gains. Near the end of a build CPUs become idle: then the steps
+that are left run side by side. Knows `execution`, decides nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ class ChainedJob(StepwiseJob):
 
     Args:
         looked: called with the numbers of further steps that were hits and misses.
+        may_widen: whether the job had better be spread by now.
     """
 
-    def __init__(self, *args: Any, looked: Callable[[int, int], None], **more: Any) -> None:
+    def __init__(
+        self, *args: Any, looked: Callable[[int, int], None], may_widen: Callable[[], bool], **more: Any
+    ) -> None:
         super().__init__(*args, **more)
         self._looked = looked
+        self._may_widen = may_widen
         self._waiting: list[int] = []
         """Steps that have not begun, and that may still count."""
         self._makers: list[tuple[int, ...]] = []
@@ -56,14 +61,20 @@ class ChainedJob(StepwiseJob):
 
     def kill(self, reason: EndReason) -> None:
         self._kill = self._kill or reason
-        if self._step is not None:
+        if self.is_spread and self._inner is not None:
+            self._cancel(self._inner.build.request.request_id)
+        elif self._step is not None:
             self._step.kill(reason)
 
     async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
+        if self.is_spread:  # the steps run once more, in another way
+            return await self._side_by_side(inner)
         self._makers = inner.build.plan.makers()
         self._waiting = _in_order(inner.build.plan.actions, self._makers)
         try:
             while True:
+                if self._is_wide(inner) and self._may_widen():
+                    return await self._widen(inner)
                 ended: Ending | None = await self._in_pool(self._advance, inner)
                 self._looked(self._hits, int(ended is None))
                 if ended is not None:
@@ -92,6 +103,22 @@ class ChainedJob(StepwiseJob):
                 if left is not None:
                     await self._in_pool(left.close)
             self._before = self._step = None
+
+    def _is_wide(self, inner: StepRequest) -> bool:
+        """Whether several steps could run at once now that the last one has ended."""
+        left = set(self._waiting)
+        ready = sum(left.isdisjoint(self._makers[index]) for index in self._waiting)
+        return ready > 1 and self._failed_with is Ending.SUCCESS and not self.held and not inner.is_in_vain
+
+    async def _widen(self, inner: StepRequest) -> Ending:
+        """Spread the steps that are left."""
+        self._before, self._step = self._step, None
+        kept: Ending = await self._in_pool(self._keep_before, inner)
+        if kept is not Ending.SUCCESS or inner.is_in_vain:
+            return kept
+        if self._kill is not None:
+            return Ending.KILLED
+        return await self._side_by_side(inner, frozenset(range(len(self._makers))).difference(self._waiting))
 
     def _advance(self, inner: StepRequest) -> Ending | None:
         """Prepare the next step that has to run; where there is none, return how the steps ended. In a worker thread.

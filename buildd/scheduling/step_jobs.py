@@ -38,7 +38,13 @@ from protocol import messages as m
 
 
 class StepwiseJob(Execution, ABC):
-    """An `Execution` of an action with steps. A subclass carries them out."""
+    """An `Execution` of an action with steps. A subclass carries them out.
+
+    Args:
+        submit: submits the steps as a request that this job owns, and waits for its outcome; the second argument names
+            the steps that are done.
+        cancel: cancels that request.
+    """
 
     def __init__(
         self,
@@ -50,14 +56,34 @@ class StepwiseJob(Execution, ABC):
         tell: Callable[[m.EventBody], None],
         released: Callable[[], None],
         in_pool: Callable[..., Awaitable[Any]],
+        submit: Callable[[StepRequest, frozenset[int]], Awaitable[m.Outcome]],
+        cancel: Callable[[m.RequestId], object],
     ) -> None:
         super().__init__(number, build, index, final=final, tell=tell, released=released, in_pool=in_pool)
+        self._submit = submit
+        self._cancel = cancel
         self._inner: StepRequest | None = None
         self._whole: Launch | None = None
 
     @abstractmethod
     async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
         """Run all steps whose results are not found. Raises OSError and StoreError."""
+
+    async def _side_by_side(self, inner: StepRequest, done: frozenset[int] = frozenset()) -> Ending:
+        """Carry the steps that are not done out as a request of their own."""
+        self.is_spread = True
+        if inner.silent:
+            loop = asyncio.get_running_loop()
+            inner.report.told = partial(loop.call_soon_threadsafe, self._stop_in_vain, inner)
+        outcome = await self._submit(inner, done)
+        if outcome is m.Outcome.CANCELLED and (self._kill is not None or not inner.is_in_vain):
+            return Ending.KILLED
+        return Ending.SUCCESS if outcome is m.Outcome.BUILT else Ending.FAILED
+
+    def _stop_in_vain(self, inner: StepRequest) -> None:
+        """Cancel the steps if the compiler will run whole."""
+        if inner.is_in_vain:
+            self._cancel(inner.build.request.request_id)
 
     @property
     def steps(self) -> tuple[m.Step, ...]:
@@ -212,25 +238,9 @@ def surroundings(build: ActiveBuild, action: Action) -> tuple[str, Roots, str]:
 
 
 class SpreadJob(StepwiseJob):
-    """A job whose steps are a request of their own, so that they run side by side and are shared.
-
-    Args:
-        submit: submits the steps as a request that this job owns, and waits for its outcome.
-        cancel: cancels that request.
-    """
+    """A job whose steps are a request of their own, so that they run side by side and are shared."""
 
     is_spread = True
-
-    def __init__(
-        self,
-        *args: Any,
-        submit: Callable[[StepRequest], Awaitable[m.Outcome]],
-        cancel: Callable[[m.RequestId], object],
-        **more: Any,
-    ) -> None:
-        super().__init__(*args, **more)
-        self._submit = submit
-        self._cancel = cancel
 
     def kill(self, reason: EndReason) -> None:
         self._kill = self._kill or reason
@@ -238,15 +248,4 @@ class SpreadJob(StepwiseJob):
             self._cancel(self._inner.build.request.request_id)
 
     async def carry_out(self, inner: StepRequest, runner: Executor) -> Ending:
-        if inner.silent:
-            loop = asyncio.get_running_loop()
-            inner.report.told = partial(loop.call_soon_threadsafe, self._stop_in_vain, inner)
-        outcome = await self._submit(inner)
-        if outcome is m.Outcome.CANCELLED and (self._kill is not None or not inner.is_in_vain):
-            return Ending.KILLED
-        return Ending.SUCCESS if outcome is m.Outcome.BUILT else Ending.FAILED
-
-    def _stop_in_vain(self, inner: StepRequest) -> None:
-        """Cancel the steps if the compiler will run whole."""
-        if inner.is_in_vain:
-            self._cancel(inner.build.request.request_id)
+        return await self._side_by_side(inner)

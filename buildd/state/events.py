@@ -53,12 +53,13 @@ class Submitted:
     keep_going: bool = False
     owner: JobId | None = None
     """The job that these nodes carry out, in the order in which its tool would. They count as jobs of the requests that
-    follow that job, and have its priority; once one has failed, only those before it go on."""
+    follow that job, and have its priority; once one has failed, only those before it go on. The job is spread from now
+    on, if it was not."""
     replaces: tuple[RequestId, ...] = ()
     """Requests that start nothing more. They are cancelled once all nodes of this request that can be looked up have
     been, so that a job that both want goes on."""
     done: frozenset[int] = frozenset()
-    """Nodes that are as they were, with all that they depend on: they are not looked up."""
+    """Nodes that are done, with all that they depend on: they are not looked up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,12 @@ class JobTable:
             self.alone.pop(job.id, None)
             (self.spread if job.spread else self.away if job.away else self.running)[job.id] = job
 
+    def widen(self, job: ScheduledJob) -> None:
+        """Spread a job that runs."""
+        del self.running[job.id]
+        job.spread = True
+        self.spread[job.id] = job
+
     def close(self, job: ScheduledJob) -> None:
         """Let no further node join a job."""
         if self.in_flight.get(job.in_flight_key) == job.id:

@@ -115,10 +115,10 @@ class State:
         """Jobs that hold resources, in the order in which they started."""
         return list(self.table.running.values())
 
-    @property
-    def queued(self) -> int:
-        """Jobs that wait to run."""
-        return self.table.queued
+    def may_widen(self, number: JobId) -> bool:
+        """Whether a job that does its steps itself had better be spread from now on: a CPU is idle, and no job waits
+        for it. `Submitted` with the job as its owner does that."""
+        return self._ready_queue.may_widen(number)
 
     @property
     def waiting_for(self) -> str:
@@ -129,14 +129,13 @@ class State:
 
     def _submitted(self, event: Submitted, out: list[Instruction]) -> None:
         graph = graph_of(event)
-        nodes = graph.nodes
         self.requests[event.request] = graph
         self._replace(graph, event.replaces, out)
         if event.owner is not None:
             self._take_in(graph, self.jobs[event.owner])
         if not graph.open:
             self._complete(graph, out)
-        for node in sorted(nodes, key=lambda n: -n.remaining_s):
+        for node in sorted(graph.nodes, key=lambda n: -n.remaining_s):
             if node.pending == 0 and node.state is NodeState.WAITING:
                 self._look(node, out, fresh=False)
 
@@ -157,6 +156,9 @@ class State:
     def _take_in(self, graph: RequestGraph, owner: ScheduledJob) -> None:
         graph.owner = owner.id
         owner.within = graph.id
+        if not owner.spread:
+            self._ready_queue.discharge(owner)
+            self.table.widen(owner)
         request, index = owner.followers[0]
         above = self.requests[request].nodes[index]
         for node in graph.nodes:
@@ -347,9 +349,8 @@ class State:
             heapq.heappush(graph.ready, (-graph.nodes[index].remaining_s, job.id))
 
     def _release(self, job: ScheduledJob) -> None:
-        if job.charged in self.requests:
-            self.requests[job.charged].running -= 1
-        job.charged = job.lead = None
+        self._ready_queue.discharge(job)
+        job.lead = None
 
     def _start_what_fits(self, out: list[Instruction]) -> None:
         while (best := self._ready_queue.next_to_start()) is not None:
@@ -360,9 +361,7 @@ class State:
         job.lead = lead
         job.overtaken = 0
         if not job.spread:
-            payer = self._ready_queue.payer(graph)
-            job.charged = payer.id
-            payer.running += 1
+            self._ready_queue.charge(job, graph)
         self._set(job, JobState.RUNNING)
         job.final = graph.nodes[lead[1]].looks >= MOST_LOOKS
         if job.final:

@@ -127,6 +127,14 @@ class ReadyQueue:
         within_cap = not graph.most_jobs or graph.running + theirs < graph.most_jobs
         return within_cap and taken + len(soon) < most and len(self._table.spread) < 2 * most
 
+    def may_widen(self, number: JobId) -> bool:
+        """Whether a job had better be spread from now on: see `State.may_widen`."""
+        job = self._table.running.get(number)
+        if job is None or job.state is not JobState.RUNNING or job.kill_cause or job.alone or job.lead is None:
+            return False
+        taken = sum(each.cpus for each in self._table.running.values())
+        return not self._table.queued and not self._crowded() and self._may_spread(job.lead[0], taken)
+
     def _has_work(self, job: ScheduledJob) -> bool:
         """Whether a spread job's own request has a job that runs or could."""
         graph = self._requests.get(job.within) if job.within is not None else None
@@ -144,6 +152,19 @@ class ReadyQueue:
         if owner.lead is not None and owner.lead[0] in self._requests:
             return self._requests[owner.lead[0]]
         return self._requests[owner.followers[0][0]]
+
+    def charge(self, job: ScheduledJob, graph: RequestGraph) -> None:
+        """Count a job that starts for a request, under the cap of its payer."""
+        payer = self.payer(graph)
+        job.charged = payer.id
+        payer.running += 1
+
+    def discharge(self, job: ScheduledJob) -> None:
+        """Count a job no more."""
+        payer = self._requests.get(job.charged) if job.charged is not None else None
+        if payer is not None:
+            payer.running -= 1
+        job.charged = None
 
     @staticmethod
     def _is_at_its_cap(payer: RequestGraph) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from buildd.state.events import Relieve
+from buildd.state.machine import State
+from buildd.state.ready_queue import ReadyQueue
 from codegen.plan import (
     Action,
     Argument,
@@ -94,10 +97,14 @@ def stepwise_plan(request: m.Request, knowledge: Knowledge) -> Plan:
     )
 
 
-@pytest.fixture(params=[pytest.param(2, id="spread"), pytest.param(1, id="chained")])
-def workspace(tmp_path: Path, request: pytest.FixtureRequest) -> Workspace:
-    """One CPU: a job does its steps one after another. Two: they run side by side."""
-    return prepared(Workspace(tmp_path, make=stepwise_plan, cpus=request.param))
+@pytest.fixture(params=["spread", "chained", "widened"])
+def workspace(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """One CPU: a job does its steps one after another. Two: they run side by side, or do so once a few are done."""
+    if request.param == "widened":
+        asked: Counter[m.JobId] = Counter()
+        monkeypatch.setattr(ReadyQueue, "_crowded", lambda queue: True)
+        monkeypatch.setattr(State, "may_widen", lambda state, job: (asked.update([job]), asked[job] > 1)[1])
+    return prepared(Workspace(tmp_path, make=stepwise_plan, cpus=1 if request.param == "chained" else 2))
 
 
 def prepared(workspace: Workspace) -> Workspace:
@@ -187,7 +194,7 @@ def test_a_failed_step_is_told_with_all_that_came_before_it(workspace: Workspace
     assert_built(workspace.build(), 0, 1)
 
 
-@pytest.mark.parametrize("workspace", [2], indirect=True)
+@pytest.mark.parametrize("workspace", ["spread"], indirect=True)
 def test_of_two_failing_steps_the_first_is_told_however_late(workspace: Workspace) -> None:
     """The device pass fails at once, the host's first step only once the other has."""
     workspace.write("control/device", "//! touch failed\n//! exit 3\n")
@@ -228,7 +235,7 @@ def test_a_step_that_is_begun_before_its_turn_fails_in_its_turn(
     assert_built(workspace.build(), 0, 1)
 
 
-@pytest.mark.parametrize("workspace", [2], indirect=True)
+@pytest.mark.parametrize("workspace", ["spread"], indirect=True)
 def test_steps_that_stand_on_nothing_common_run_side_by_side(workspace: Workspace) -> None:
     workspace.write("control/cudafe", "//! touch one\n//! wait-for two\n")
     workspace.write("control/cicc", "//! touch two\n//! wait-for one\n")
@@ -236,7 +243,7 @@ def test_steps_that_stand_on_nothing_common_run_side_by_side(workspace: Workspac
     assert workspace.build(jobs=1, recache=True).done.outcome is m.Outcome.BUILT
 
 
-@pytest.mark.parametrize("workspace", [1], indirect=True)
+@pytest.mark.parametrize("workspace", ["chained"], indirect=True)
 def test_a_kill_for_memory_pressure_ends_the_step_that_runs(workspace: Workspace) -> None:
     workspace.write("control/cicc", "//! log runs\n//! wait-for go\n")
 

@@ -261,7 +261,7 @@ def test_while_all_cpus_are_taken_the_gate_is_not_asked() -> None:
     for n in range(50):
         state.handle(missed(A, n))
     assert asked == [0, 1]
-    assert state.waiting_for == "cpu: all 2 are taken" and state.queued == 48
+    assert state.waiting_for == "cpu: all 2 are taken" and state.table.queued == 48
     check(state)
 
 
@@ -319,7 +319,7 @@ def test_a_spread_job_holds_nothing_and_its_steps_run_side_by_side() -> None:
     machine = Machine(cpus=2)
     machine(Submitted(A, nodes(())))
     assert starts(machine(spread(A, 0))) == [(A, 0)]
-    assert machine.state.running == [] and machine.state.queued == 0
+    assert machine.state.running == [] and machine.state.table.queued == 0
     machine(Submitted(INNER, STEPS, owner=JobId(1)))
     machine(missed(INNER, 0))
     machine(missed(INNER, 2))
@@ -360,6 +360,49 @@ def test_where_each_cpu_has_a_job_none_is_spread() -> None:
     for job in (2, 3, 4):
         machine(JobEnded(JobId(job), Ending.SUCCESS if job != 4 else Ending.STALE))
     assert starts(machine(spread(A, 3))) == [(A, 3)] and machine.state.jobs[JobId(5)].spread is False
+
+
+def test_a_job_that_does_its_steps_itself_is_spread_once_a_cpu_is_idle() -> None:
+    machine = Machine(cpus=2)
+    machine(Submitted(A, nodes((), (), ()), most_jobs=2))
+    for node in range(3):
+        machine(spread(A, node))
+    machine(JobEnded(JobId(1), Ending.SUCCESS))
+    assert [machine.state.jobs[JobId(n)].spread for n in (2, 3)] == [False, False]
+    assert not any(machine.state.may_widen(JobId(n)) for n in (1, 2, 3)), "each CPU has a job"
+    machine(JobEnded(JobId(2), Ending.SUCCESS))
+    assert machine.state.may_widen(JobId(3))
+    assert machine(Submitted(INNER, STEPS, owner=JobId(3), done=frozenset({0, 1}))) == [LookUp(INNER, 2, False)]
+    assert machine.state.running == [] and machine.state.requests[A].running == 0
+    machine(missed(INNER, 2))
+    assert [job.lead for job in machine.state.running] == [(INNER, 2)]
+    assert machine.state.requests[A].running == 1, "its steps count as the job's"
+    machine(JobEnded(JobId(4), Ending.SUCCESS))
+    machine(Delivered(INNER, 2))
+    machine(Hit(INNER, 3))
+    assert machine(Hit(INNER, 4)) == [Complete(INNER, Outcome.BUILT)]
+    assert machine(JobEnded(JobId(3), Ending.SUCCESS)) == [Deliver(A, 2, JobId(3))]
+
+
+@pytest.mark.parametrize("why", ["a job waits", "its request may have one job", "it is to end", "it runs alone", ""])
+def test_a_job_goes_on_with_its_steps_itself(why: str) -> None:
+    machine = Machine(count=1, cpus=2)
+    machine(Submitted(A, nodes(())))
+    machine(Submitted(B, nodes((), ()), most_jobs=1 if why.startswith("its request") else 0))
+    machine(spread(A, 0))
+    machine(spread(B, 0))
+    last = JobId(2)
+    assert [job.id for job in machine.state.running] == [last], "the first is spread"
+    machine(JobEnded(JobId(1), Ending.SUCCESS))
+    match why:
+        case "a job waits":
+            machine(Missed(B, 1, "large", 4, 0))
+        case "it is to end":
+            machine(Relieve(last))
+        case "it runs alone":
+            machine(JobEnded(last, Ending.OUT_OF_MEMORY))
+    assert [job.id for job in machine.state.running] == [last]
+    assert machine.state.may_widen(last) is (not why)
 
 
 def test_where_nearly_each_cpu_has_a_job_no_further_one_is_spread() -> None:
@@ -514,6 +557,8 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
             choices.append("cancel")
         if running:
             choices += ["relieve", "release"]
+        wide = [job for job in sorted(running) if machine.state.jobs[job].steps and machine.state.may_widen(job)]
+        choices += ["widen"] * bool(wide)
         match data.draw(st.sampled_from(choices)):
             case "look":
                 request, node = looking.pop(data.draw(st.integers(0, len(looking) - 1)))
@@ -531,6 +576,12 @@ def test_any_order_of_events_keeps_the_invariants_and_ends(data: st.DataObject) 
                 carry_out(machine(JobEnded(job, data.draw(st.sampled_from(list(Ending))))))
             case "relieve":
                 carry_out(machine(Relieve(data.draw(st.sampled_from(sorted(running))))))
+            case "widen":
+                job = data.draw(st.sampled_from(wide))
+                running.remove(job)
+                inner = RequestId(f"inner{job}-{machine.state._clock}")
+                owners[inner] = job
+                carry_out(machine(Submitted(inner, STEPS, owner=job, done=frozenset({0}))))
             case "release":
                 carry_out(machine(Released(data.draw(st.sampled_from(sorted(running))))))
             case "cancel":
