@@ -7,6 +7,7 @@ key, no queue. Knows stamps and descriptions of tools; `codegen.foreign.command_
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import weakref
 from collections import OrderedDict
@@ -56,6 +57,8 @@ from protocol.problem import in_one_line
 from protocol.request import USUAL_UMASK
 
 MOST_BUILDS = 32
+_log = logging.getLogger(__name__)
+
 MOST_TOOLS = 64
 MOST_FLAGS = 256
 """Sets of flags of one tool whose steps are remembered."""
@@ -122,6 +125,10 @@ class ForeignIntake:
                 self._pass_through(request, log, figures, why)
         except (RequestError, BuilddError, OSError) as error:
             self._pass_through(request, log, figures, PassThrough(Reason.TOOL, str(error)))
+        except Exception as error:  # the edge: a fault of buildd's costs a plain call, and the build's summary tells it
+            _log.exception("the compile %s could not be planned", request.request_id)
+            why = f"a fault of buildd's: {type(error).__name__}: {in_one_line(error)}"
+            self._pass_through(request, log, figures, PassThrough(Reason.NOT_CARRIED_OUT, why))
         return None
 
     # ----------------------------------------------------------------

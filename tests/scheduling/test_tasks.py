@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from buildd.builds.build_figures import Figures
 from buildd.builds.event_log import RequestLog
+from buildd.scheduling.foreign_compile import PASSED_THROUGH
+from buildd.scheduling.foreign_intake import ForeignIntake
+from buildd.shims import run_log
 from codegen.plan import Knowledge, Plan, Unwanted
 from protocol import messages as m
 from tests.support.scheduler_harness import Harness, Story, Workspace
@@ -162,3 +166,26 @@ def test_a_store_that_no_path_can_name_ends_its_request(workspace: Workspace) ->
             assert harness.scheduler.idle
 
     asyncio.run(run())
+
+
+def test_a_fault_at_the_planning_of_a_compile_is_told_with_the_figures_of_its_build(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shim runs the compiler itself and says nothing, so that the summary alone tells why nothing was kept."""
+
+    async def fail(intake: ForeignIntake, request: m.Request, log: RequestLog, figures: Figures) -> None:
+        raise ZeroDivisionError("a slip")
+
+    notes: list[run_log.CallNote] = []
+    monkeypatch.setattr(ForeignIntake, "_plan", fail)
+    monkeypatch.setattr(run_log, "note_call", lambda store, build, note: notes.append(note))
+    request = workspace.request(mode=m.Mode.COMPILE, command=("g++", "-c", "a.cpp"))
+
+    async def run() -> m.Done:
+        async with Harness(workspace) as harness:
+            return (await harness.build(request)).done
+
+    done = asyncio.run(run())
+    assert (done.outcome, done.code) == (m.Outcome.REFUSED, PASSED_THROUGH)
+    assert "ZeroDivisionError: a slip" in done.message
+    assert [note.counted.passed_through for note in notes] == [{"not-carried-out": 1}]
