@@ -110,7 +110,7 @@ class Daemon:
             text = "the daemon has other limits than its caller"
             log.append(m.Done(outcome=m.Outcome.REFUSED, code=PASSED_THROUGH, message=text))
             return
-        self.scheduler.submit(request, log, host)
+        self.scheduler.submit(request, log, host, client.pid)
         assert self._idle is not None
         self._idle.wake()
 

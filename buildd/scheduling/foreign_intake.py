@@ -127,8 +127,8 @@ class ForeignIntake:
             self._pass_through(request, log, figures, PassThrough(Reason.TOOL, str(error)))
         except Exception as error:  # the edge: a fault of buildd's costs a plain call, and the build's summary tells it
             _log.exception("the compile %s could not be planned", request.request_id)
-            why = f"a fault of buildd's: {type(error).__name__}: {in_one_line(error)}"
-            self._pass_through(request, log, figures, PassThrough(Reason.NOT_CARRIED_OUT, why))
+            said = f"a fault of buildd's: {type(error).__name__}: {in_one_line(error)}"
+            self._pass_through(request, log, figures, PassThrough(Reason.NOT_CARRIED_OUT, said))
         return None
 
     # ----------------------------------------------------------------

@@ -33,13 +33,14 @@ from buildd.scheduling.completion import Completion
 from buildd.scheduling.deliveries import Deliveries
 from buildd.scheduling.execution import Execution
 from buildd.scheduling.followers import Followers
+from buildd.scheduling.inner_requests import InnerRequests
 from buildd.scheduling.intake import Intake
 from buildd.scheduling.job_kinds import kind_of
 from buildd.scheduling.look_ups import LookUps
 from buildd.scheduling.open_stores import OpenStores
 from buildd.scheduling.progress import Progress
 from buildd.scheduling.refusal import refuse
-from buildd.scheduling.step_request import StepRequest
+from buildd.scheduling.start_order import StartOrder
 from buildd.scheduling.tasks import Tasks
 from buildd.state.events import (
     Attach,
@@ -119,9 +120,9 @@ class Scheduler:
         self.executions: dict[m.JobId, Execution] = {}
         self.counters: dict[str, int] = dict.fromkeys(COUNTED, 0)
         self._arrivals = Arrivals()
+        self._start_order = StartOrder(self._feed)
         self._deliveries = Deliveries(self.executions, self._in_pool)
-        self._steps: dict[m.RequestId, asyncio.Future[m.Outcome]] = {}
-        """Outcomes of the requests that carry out the steps of jobs, which wait for them."""
+        self._inner = InnerRequests(self.builds, self._feed)
         self._tasks = Tasks(self._failed_inside, lambda: self.state.story)
         # They share the interpreter with the loop: with eight, each of many hits took a third longer than with two.
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="files")
@@ -147,10 +148,13 @@ class Scheduler:
 
     # ---------------------------------------------------------------- the outside
 
-    def submit(self, request: m.Request, log: RequestLog, host: ToolHost | None = None) -> None:
-        """Begin a request; all its events are appended to `log`, the last one a `Done`. Its tools run below `host`."""
+    def submit(self, request: m.Request, log: RequestLog, host: ToolHost | None = None, caller: int = 0) -> None:
+        """Begin a request; all its events are appended to `log`, the last one a `Done`. Its tools run below `host`.
+        Compiles start in the order in which their callers' processes were started, where nothing else decides."""
         self.counters["requests"] += 1
         self._arrivals.add(request)
+        if request.mode is m.Mode.COMPILE:
+            self._start_order.came(request.request_id, caller, is_idle=not self.executions)
         self._tasks.spawn(self._serve(request, log, host), request.request_id)
 
     def cancel(self, request_id: m.RequestId) -> bool:
@@ -197,6 +201,8 @@ class Scheduler:
         except Exception as error:  # the edge: the client must not wait in vain
             _log.exception("request %s could not begin; what led here:\n%s", request.request_id, self.state.story)
             self._give_up(request.request_id, log, error)
+        if request.request_id not in self.builds:
+            self._start_order.ended(request.request_id)
 
     async def _begin(self, request: m.Request, log: RequestLog, host: ToolHost | None) -> None:
         arrival = self._arrivals[request.request_id]
@@ -238,6 +244,8 @@ class Scheduler:
     # ---------------------------------------------------------------- instructions
 
     def _feed(self, event: StateEvent) -> None:
+        if isinstance(event, Missed) and self._start_order.holds(event):
+            return
         try:
             self._carry_out(self.state.handle(event))
             if isinstance(event, Hit | Missed):
@@ -280,7 +288,7 @@ class Scheduler:
             build,
             start,
             cluster=self.cluster,
-            submit=self._submit_steps,
+            submit=self._inner.carry_out,
             cancel=lambda inner: self._feed(Cancelled(inner)),
             looked=self._count_steps,
             may_widen=self.state.may_widen,
@@ -306,14 +314,6 @@ class Scheduler:
     def _count_steps(self, hits: int, misses: int) -> None:
         self.counters["step_hits"] += hits
         self.counters["step_misses"] += misses
-
-    async def _submit_steps(self, inner: StepRequest, job: m.JobId, done: frozenset[int]) -> m.Outcome:
-        build, request_id = inner.build, inner.build.request.request_id
-        ended: asyncio.Future[m.Outcome] = self._loop.create_future()
-        self._steps[request_id] = ended
-        self.builds[request_id] = build
-        self._feed(Submitted(request_id, build.graph(), build.request.priority, owner=job, done=done))
-        return await ended
 
     async def _run(self, execution: Execution) -> None:
         host = execution.build.host
@@ -354,13 +354,12 @@ class Scheduler:
         build.report.tell_failed(failed.job, failed.node, replace(failure, exit=execution.exit))
 
     async def _complete(self, complete: Complete) -> None:
+        self._start_order.ended(complete.request)
         build = self.builds.pop(complete.request, None)
         if build is None:
             return  # given up before
         if build.is_steps:
-            ended = self._steps.pop(complete.request)
-            if not ended.done():
-                ended.set_result(complete.outcome)
+            self._inner.ended(complete.request, complete.outcome)
         else:
             await self._end(build, complete.outcome)
 
@@ -381,8 +380,7 @@ class Scheduler:
     def _give_up(self, request_id: m.RequestId, log: RequestLog, error: BaseException) -> None:
         """End a request that met a fault of buildd's: the client gets its last event, its jobs are cancelled."""
         refuse(log, m.Outcome.DAEMON_ERROR, error)
-        if request_id in self._steps and not self._steps[request_id].done():
-            self._steps[request_id].set_exception(error)  # the job that waits for these steps fails
+        self._inner.fail(request_id, error)
         try:
             self._carry_out(self.state.handle(Cancelled(request_id)))
         except Exception:  # the edge: the state machine itself has the fault

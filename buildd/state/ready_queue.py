@@ -90,9 +90,15 @@ class ReadyQueue:
             return None
         started, tried, why = False, 0, ""
         crowded = self._crowded()
+        # The CPU that is left is a spread job's whose next step is being planned or looked up. Otherwise each job that
+        # starts would pass it by, for as long as a compile takes.
+        promised = self._table.queued and self._cpus and taken + len(self._between_steps()) >= self._cpus
         for job, lead in self._best_first():
             job.away = False
             job.spread = job.steps and not job.alone and not crowded
+            if not job.spread and promised and not job.alone and self._requests[lead[0]].owner is None:
+                self.waiting_for = self.waiting_for or f"cpu: all {self._cpus} are taken"
+                continue
             if not job.spread:
                 why = self._admission(job.cpus, job.memory_bytes, job.alone, len(running), lead[0])
                 started = not why
@@ -121,7 +127,7 @@ class ReadyQueue:
         """Whether a further job may be spread: only for a CPU that the jobs already spread will leave idle. A job whose
         next steps are still being looked up will want one."""
         most = self._cpus or SPREAD_WITHOUT_TOKENS
-        soon = [job for job in self._table.spread.values() if not self._has_work(job)]
+        soon = self._between_steps()
         graph = self._requests[request]
         theirs = sum(job.lead is not None and job.lead[0] == request for job in soon)
         within_cap = not graph.most_jobs or graph.running + theirs < graph.most_jobs
@@ -135,14 +141,15 @@ class ReadyQueue:
         taken = sum(each.cpus for each in self._table.running.values())
         return not self._table.queued and not self._crowded() and self._may_spread(job.lead[0], taken)
 
+    def _between_steps(self) -> list[ScheduledJob]:
+        """The spread jobs that will want a CPU, and have no step now that runs or could."""
+        return [job for job in self._table.spread.values() if not self._has_work(job)]
+
     def _has_work(self, job: ScheduledJob) -> bool:
-        """Whether a spread job's own request has a job that runs or could."""
         graph = self._requests.get(job.within) if job.within is not None else None
-        if graph is None:
-            return False
-        if any(other.lead is not None and other.lead[0] == graph.id for other in self._table.running.values()):
-            return True
-        return any(j in self._table.jobs and self._table.jobs[j].state is JobState.READY for _, j in graph.ready)
+        numbers = () if graph is None else [node.job for node in graph.nodes if node.job is not None]
+        steps = (self._table.jobs.get(number) for number in numbers)
+        return any(step is not None and step.state in (JobState.READY, JobState.RUNNING) for step in steps)
 
     def payer(self, graph: RequestGraph) -> RequestGraph:
         """The request whose cap counts a request's jobs: itself, or one that follows its owner."""

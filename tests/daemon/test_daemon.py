@@ -357,7 +357,8 @@ def test_above_its_memory_cap_it_makes_room_and_finishes(monkeypatch: pytest.Mon
 
         request = workspace.request()
         log = RequestLog(request.request_id)
-        daemon.submit(None, request, log)  # type: ignore[arg-type]
+        client = ClientInfo(name="x", user="", pid=0, origin="local", namespaces=m.Namespaces())
+        daemon.submit(client, request, log)
         await until_async(
             lambda: ep.read_endpoint(folder) is None and (workspace.project / "started").exists(),
             "it builds and is gone",

@@ -354,12 +354,33 @@ def test_where_each_cpu_has_a_job_none_is_spread() -> None:
     for node in range(4):
         machine(spread(A, node))
     assert [machine.state.jobs[JobId(n)].spread for n in (1, 2, 3)] == [True, False, False]
-    assert [job.lead for job in machine.state.running] == [(A, 1), (A, 2)]
+    assert [job.lead for job in machine.state.running] == [(A, 1)], "the other CPU is for the steps of the first"
+    machine(Submitted(INNER, nodes((), ()), owner=JobId(1)))
+    machine(missed(INNER, 0))
+    assert [job.lead for job in machine.state.running] == [(A, 1), (INNER, 0)]
     machine(Released(JobId(2)))
-    assert [job.lead for job in machine.state.running] == [(A, 2), (A, 3)]
+    assert [job.lead for job in machine.state.running] == [(INNER, 0), (A, 2)]
     for job in (2, 3, 4):
         machine(JobEnded(JobId(job), Ending.SUCCESS if job != 4 else Ending.STALE))
-    assert starts(machine(spread(A, 3))) == [(A, 3)] and machine.state.jobs[JobId(5)].spread is False
+    assert starts(machine(spread(A, 3))) == [(A, 3)] and machine.state.jobs[JobId(6)].spread is False
+
+
+def test_a_spread_job_keeps_its_cpu_between_two_steps() -> None:
+    machine = Machine(count=9, cpus=2)
+    machine(Submitted(A, nodes((), (), ())))
+    for node in range(3):
+        machine(spread(A, node))
+    machine(Submitted(INNER, nodes((), (0,), (1,)), owner=JobId(1)))
+    machine(missed(INNER, 0))
+    machine(JobEnded(JobId(4), Ending.SUCCESS))
+    assert starts(machine(Delivered(INNER, 0))) == [], "its next step is being looked up"
+    assert starts(machine(missed(INNER, 1))) == [(INNER, 1)]
+    machine(JobEnded(JobId(5), Ending.SUCCESS))
+    machine(Delivered(INNER, 1))
+    machine(Submitted(B, nodes(())))
+    machine(missed(B, 0, "theirs"))
+    assert starts(machine(missed(INNER, 2, "theirs"))) == [(B, 0)], "it is the next step as well"
+    assert starts(machine(JobEnded(JobId(2), Ending.SUCCESS))) == [(A, 2)], "it waits for no CPU"
 
 
 def test_a_job_that_does_its_steps_itself_is_spread_once_a_cpu_is_idle() -> None:
