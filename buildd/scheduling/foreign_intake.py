@@ -56,9 +56,9 @@ from protocol import messages as m
 from protocol.problem import in_one_line
 from protocol.request import USUAL_UMASK
 
-MOST_BUILDS = 32
 _log = logging.getLogger(__name__)
 
+MOST_BUILDS = 32
 MOST_TOOLS = 64
 MOST_FLAGS = 256
 """Sets of flags of one tool whose steps are remembered."""

@@ -37,6 +37,7 @@ class InnerRequests:
         return await outcome
 
     def ended(self, name: RequestId, outcome: Outcome) -> None:
+        """Let the job go on that waits for a request. Raises KeyError if the request is none of these."""
         future = self._outcomes.pop(name)
         if not future.done():
             future.set_result(outcome)

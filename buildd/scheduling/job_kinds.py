@@ -40,7 +40,7 @@ def kind_of(
             the steps that are done.
         cancel: cancels that request.
         looked: counts hits and misses of steps that run one after another.
-        may_widen: whether a job whose steps do that had better be spread by now.
+        may_widen: whether a job that runs its steps one after another had better be spread by now.
     """
     if start.away:
         from buildd.scheduling.away_job import AwayJob  # most users have no cluster

@@ -18,7 +18,7 @@ from protocol import messages as m
 from protocol.messages import RequestId
 from tests.support.scheduler_harness import Harness, Workspace
 from tests.support.toolkit import host_compiler
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 A, B, C, D = (RequestId(name) for name in "abcd")
 NOBODY = 1 << 23
@@ -85,8 +85,7 @@ def test_none_waits_long_for_one_whose_files_cannot_be_read(monkeypatch: pytest.
     async def story() -> None:
         line = Line()
         assert line(C) and line(A)
-        while not line.fed:
-            await asyncio.sleep(0.001)
+        await until_async(lambda: line.fed, "the two go on")
         assert line.fed == [A, C] and not line(B)
 
     asyncio.run(story())
